@@ -1,0 +1,26 @@
+"""Key-Value Means and Bank of Values: memory-efficient attention for long-context language models."""
+
+from meanbank import ops
+from meanbank.model import (
+    LayerPlan,
+    MeanbankCache,
+    MeanbankConfig,
+    MeanbankForCausalLM,
+    MeanbankModel,
+    expand_plan,
+    layers_at,
+)
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "LayerPlan",
+    "MeanbankCache",
+    "MeanbankConfig",
+    "MeanbankForCausalLM",
+    "MeanbankModel",
+    "__version__",
+    "expand_plan",
+    "layers_at",
+    "ops",
+]

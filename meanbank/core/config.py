@@ -1,0 +1,144 @@
+"""Typed configurations from plain data (YAML, JSON, command line) and back.
+
+A configuration is a frozen dataclass. Where several classes fit one field, their common base is a
+`Tagged` class and the plain form carries the choice as `type: NAME`.
+"""
+
+import dataclasses
+import difflib
+import types
+import typing
+from collections.abc import Mapping
+from typing import Any, ClassVar, Literal, Self, Union
+
+
+def choose(kind: str, name: Any, choices: typing.Iterable[str]) -> str:
+    """Return `name` if it is one of `choices`; otherwise raise a ValueError, nearest choice first."""
+    choices = list(choices)
+    if name in choices:
+        return name
+    ranked = difflib.get_close_matches(str(name), choices, n=len(choices), cutoff=0.0)
+    raise ValueError(f"unknown {kind} {name!r}; choose one of {', '.join(ranked or choices)}")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Tagged:
+    """Base of configuration families whose members are told apart by a `type` tag.
+
+    A direct subclass opens a family (`class MemoryConfig(Tagged, kind="memory")`); its subclasses
+    join it (`class Full(MemoryConfig, tag="full")`).
+    """
+
+    kind: ClassVar[str]
+    tag: ClassVar[str]
+    family: ClassVar[dict[str, type[Self]]]
+
+    def __init_subclass__(cls, *, kind: str | None = None, tag: str | None = None) -> None:
+        super().__init_subclass__()
+        if kind is not None:
+            cls.kind, cls.family = kind, {}
+        if tag is not None:
+            cls.tag = tag
+            cls.family[tag] = cls
+
+
+def to_plain(value: Any) -> Any:
+    """The inverse of `build`: dataclasses become dicts (with their `type` tag), tuples become lists."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        fields = {f.name: to_plain(getattr(value, f.name)) for f in dataclasses.fields(value)}
+        return {"type": value.tag, **fields} if isinstance(value, Tagged) else fields
+    if isinstance(value, Mapping):
+        return {key: to_plain(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [to_plain(item) for item in value]
+    return value
+
+
+def build(target: Any, value: Any, path: str = "") -> Any:
+    """Build `target` (a dataclass, a `Tagged` family, or a field's annotation) from plain data.
+
+    Raises ValueError with the dotted path of the offending key, the value and what is allowed.
+    """
+    if dataclasses.is_dataclass(target):
+        return _build_dataclass(target, value, path)
+    origin, arguments = typing.get_origin(target), typing.get_args(target)
+    if origin in (Union, types.UnionType):
+        return _build_union(arguments, value, path)
+    if origin is Literal:
+        return choose(path or "value", value, arguments)
+    if origin is tuple:
+        return _build_tuple(arguments, value, path)
+    if target is Any or origin in (dict, list):
+        return value
+    return _build_scalar(target, value, path)
+
+
+def _build_dataclass(target: Any, value: Any, path: str) -> Any:
+    if isinstance(value, target):
+        return value
+    where = f"{path}: " if path else ""
+    if not isinstance(value, Mapping):
+        raise ValueError(f"{where}expected a mapping of settings, got {value!r}")
+    settings = dict(value)
+    if issubclass(target, Tagged):
+        if "type" not in settings:
+            choices = ", ".join(target.family)
+            raise ValueError(f"{where}a {target.kind} needs a `type`; choose one of {choices}")
+        target = target.family[choose(target.kind, settings.pop("type"), target.family)]
+    hints = typing.get_type_hints(target)
+    names = [field.name for field in dataclasses.fields(target)]
+    for name in settings:
+        choose(f"setting in {path or 'the configuration'}:", name, names)
+    prefix = f"{path}." if path else ""
+    built = {name: build(hints[name], item, prefix + name) for name, item in settings.items()}
+    required = [
+        f.name
+        for f in dataclasses.fields(target)
+        if f.default is dataclasses.MISSING and f.default_factory is dataclasses.MISSING
+    ]
+    for name in required:
+        if name not in built:
+            raise ValueError(f"{where}setting {name!r} is required")
+    try:
+        return target(**built)
+    except ValueError as error:
+        raise ValueError(f"{where}{error}") from None
+
+
+def _build_union(arguments: tuple, value: Any, path: str) -> Any:
+    if value is None and type(None) in arguments:
+        return None
+    members = [member for member in arguments if member is not type(None)]
+    error: ValueError | None = None
+    for member in members:
+        try:
+            return build(member, value, path)
+        except ValueError as caught:
+            error = error or caught
+    raise error or ValueError(f"{path}: {value!r} is not allowed")
+
+
+def _build_tuple(arguments: tuple, value: Any, path: str) -> tuple:
+    if isinstance(value, str) or not isinstance(value, (list, tuple)):
+        raise ValueError(f"{path} must be a list, got {value!r}")
+    if len(arguments) == 2 and arguments[1] is Ellipsis:
+        arguments = (arguments[0],) * len(value)
+    if len(arguments) != len(value):
+        raise ValueError(f"{path} must have {len(arguments)} entries, got {value!r}")
+    return tuple(
+        build(member, item, f"{path}.{index}")
+        for index, (member, item) in enumerate(zip(arguments, value, strict=True))
+    )
+
+
+def _build_scalar(target: type, value: Any, path: str) -> Any:
+    if target is float and isinstance(value, str):
+        try:  # YAML 1.1 reads 1e-3 as text
+            return float(value)
+        except ValueError:
+            pass
+    if target is float and isinstance(value, int) and not isinstance(value, bool):
+        return float(value)
+    if isinstance(value, target) and (target is bool or not isinstance(value, bool)):
+        return value
+    raise ValueError(f"{path} must be of type {target.__name__}, got {value!r}")

@@ -1,0 +1,27 @@
+"""Context: what every layer may look at besides its own input."""
+
+import dataclasses
+from collections.abc import Mapping
+
+from torch import Tensor
+
+from meanbank.core.layout import Layout
+
+
+@dataclasses.dataclass(frozen=True)
+class Context:
+    """Immutable; goes into and comes out of every block.
+
+    token_ids: (B, T), or None when the model was given embeddings only.
+    embedding: x0, the normalised token embeddings (B, T, hidden_size).
+    layout: where the tokens stand.
+    first_values: values published by the layers that others refer to, layer -> (B, T, Hkv * Dv).
+    """
+
+    token_ids: Tensor | None
+    embedding: Tensor
+    layout: Layout
+    first_values: Mapping[int, Tensor] = dataclasses.field(default_factory=dict)
+
+    def publish(self, layer: int, values: Tensor) -> "Context":
+        return dataclasses.replace(self, first_values={**self.first_values, layer: values})

@@ -1,0 +1,75 @@
+"""Values: what attention sums up, however a layer came by them.
+
+A memory asks for three things only and so never learns whether a bank is behind them: the dense
+values, what has to be stored to have them again later, and the same values preceded by stored ones.
+"""
+
+import abc
+import dataclasses
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from meanbank.core.geometry import split_heads
+
+
+class Values(abc.ABC):
+    """Values of T consecutive tokens."""
+
+    @abc.abstractmethod
+    def dense(self) -> Tensor:
+        """(B, Hkv, T, Dv)."""
+
+    @abc.abstractmethod
+    def stored(self, index: Tensor | None = None) -> Tensor:
+        """What a state keeps of the tokens `index` (all by default): one tensor, batch first."""
+
+    @abc.abstractmethod
+    def after(self, stored: Tensor | None) -> "Values":
+        """These values preceded by the tokens that `stored` (of the same source) stands for."""
+
+
+@dataclasses.dataclass(frozen=True)
+class DenseValues(Values):
+    """Values as a tensor (B, Hkv, T, Dv)."""
+
+    tensor: Tensor
+
+    def dense(self) -> Tensor:
+        return self.tensor
+
+    def stored(self, index: Tensor | None = None) -> Tensor:
+        return self.tensor if index is None else self.tensor.index_select(2, index)
+
+    def after(self, stored: Tensor | None) -> "DenseValues":
+        if stored is None:
+            return self
+        return DenseValues(torch.cat([stored.to(self.tensor.dtype), self.tensor], dim=2))
+
+
+@dataclasses.dataclass(frozen=True)
+class BankedValues(Values):
+    """Values `scale * table[token_ids]`: only the ids (B, T) need to be stored.
+
+    table: (vocabulary, Hkv * Dv); scale: one number.
+    """
+
+    token_ids: Tensor
+    table: Tensor
+    scale: Tensor
+    num_kv_heads: int
+
+    def dense(self) -> Tensor:
+        rows = F.embedding(self.token_ids, self.table) * self.scale
+        return split_heads(rows, self.num_kv_heads)
+
+    def stored(self, index: Tensor | None = None) -> Tensor:
+        ids = self.token_ids if index is None else self.token_ids.index_select(1, index)
+        return ids.to(torch.int32)
+
+    def after(self, stored: Tensor | None) -> "BankedValues":
+        if stored is None:
+            return self
+        ids = torch.cat([stored.to(self.token_ids.dtype), self.token_ids], dim=1)
+        return dataclasses.replace(self, token_ids=ids)

@@ -1,0 +1,66 @@
+"""Axis 1: how a layer remembers the past. The contract that every memory meets."""
+
+import abc
+import dataclasses
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from meanbank.core.config import Tagged
+from meanbank.core.geometry import Geometry
+from meanbank.core.layout import Layout
+from meanbank.core.state import State
+from meanbank.core.values import Values
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class MemoryConfig(Tagged, kind="memory"):
+    """Settings of a memory; `build` makes the module."""
+
+    def build(self, geometry: Geometry) -> "Memory":
+        raise NotImplementedError
+
+
+class Memory(nn.Module, abc.ABC):
+    """Remembers keys and values of earlier tokens and answers queries with weighted sums.
+
+    A memory keeps key/value heads apart from each other and rows of a batch apart from each other.
+    """
+
+    def __init__(self, geometry: Geometry) -> None:
+        super().__init__()
+        self.geometry = geometry
+
+    @abc.abstractmethod
+    def forward(
+        self,
+        query: Tensor,
+        key: Tensor,
+        values: Values,
+        gate_input: Tensor,
+        state: Any,
+        layout: Layout,
+    ) -> tuple[Tensor, State]:
+        """Attend from T new tokens and remember them.
+
+        query (B, H, T, Dk) and key (B, Hkv, T, Dk) after rotary positions; values of the same
+        tokens; gate_input (B, T, hidden_size), what the layer saw; state: what the last call
+        returned, None at the start of a sequence; layout: where the tokens stand. Returns
+        (B, H, T, Dv) and the new state; the old one stays valid.
+        """
+
+    @abc.abstractmethod
+    def rows_max(self, tokens: int) -> int:
+        """Most key/value rows a head holds at any time within the first `tokens` tokens."""
+
+    @abc.abstractmethod
+    def nbytes_max(self, tokens: int, batch: int, dtype: torch.dtype, value_nbytes: int) -> int:
+        """Most bytes its state holds at any time within the first `tokens` tokens.
+
+        value_nbytes: what the value source stores for one token of one sequence.
+        """
+
+    def key_nbytes(self, dtype: torch.dtype) -> int:
+        """Bytes of one token's keys, all heads."""
+        return self.geometry.key_width * dtype.itemsize

@@ -1,0 +1,42 @@
+"""Full attention: every token is kept."""
+
+import dataclasses
+
+import torch
+from torch import Tensor
+
+from meanbank.core.geometry import Geometry
+from meanbank.core.state import State
+from meanbank.memory.base import Memory, MemoryConfig
+from meanbank.ops.attention import full_attention
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Full(MemoryConfig, tag="full"):
+    """Causal softmax attention over all tokens."""
+
+    def build(self, geometry: Geometry) -> "FullMemory":
+        return FullMemory(geometry)
+
+
+@dataclasses.dataclass(frozen=True)
+class FullState(State):
+    """key (B, Hkv, S, Dk) and what the value source stores, of all S tokens."""
+
+    key: Tensor
+    values: Tensor
+
+
+class FullMemory(Memory):
+    def forward(self, query, key, values, gate_input, state, layout):
+        if state is not None:
+            key = torch.cat([state.key.to(key.dtype), key], dim=2)
+            values = values.after(state.values)
+        output = full_attention(query, key, values.dense().to(query.dtype))
+        return output, FullState(key, values.stored())
+
+    def rows_max(self, tokens: int) -> int:
+        return tokens
+
+    def nbytes_max(self, tokens: int, batch: int, dtype: torch.dtype, value_nbytes: int) -> int:
+        return batch * tokens * (self.key_nbytes(dtype) + value_nbytes)

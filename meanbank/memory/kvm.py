@@ -1,0 +1,142 @@
+"""Key-Value Means as a memory: an exact window and compressed rows for everything older."""
+
+import dataclasses
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from meanbank.core.geometry import Geometry
+from meanbank.core.state import State
+from meanbank.memory.base import Memory, MemoryConfig
+from meanbank.memory.budgets import Budget, PowerLaw
+from meanbank.ops.kvm import KVMMemory as KVMOpMemory
+from meanbank.ops.kvm import kvm_attention
+from meanbank.ops.kvm.memory import accumulator_dtype
+from meanbank.ops.kvm.options import KVMOptions, Part, ValueScale, Write
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class KVM(MemoryConfig, tag="kvm"):
+    """Settings of Key-Value Means; the defaults are the paper's KVM-sqrt16.
+
+    budget: rows of the compressed memory against tokens seen.
+    chunk_size, window_chunks: the exact window is the last `window_chunks` blocks of that many
+        tokens, which is also how many tokens overflow at a time.
+    sink: first rows that nothing is merged into.
+    The ablations of the paper (its component study), each one setting:
+    temperatures: one learned factor a head for memory and for window keys, or none.
+    merge_gate: learned (`1 + ELU(x W_g)`) or none; gated_writes and gated_parts say what it scales.
+    value_scale: "radius", or means by "count" of writes, or "chunk_count" as in the authors' code.
+    """
+
+    budget: Budget = PowerLaw()
+    chunk_size: int = 256
+    window_chunks: int = 2
+    sink: int = 1
+    temperatures: Literal["learned", "none"] = "learned"
+    merge_gate: Literal["learned", "none"] = "learned"
+    gated_writes: tuple[Write, ...] = ("merge",)
+    gated_parts: tuple[Part, ...] = ("key", "value")
+    value_scale: ValueScale = "radius"
+    backend: str = "auto"
+
+    def __post_init__(self) -> None:
+        KVMOptions(rotary_dim=0, **self.operator_settings())
+
+    def operator_settings(self) -> dict:
+        """The settings that `kvm_attention` takes under the same names."""
+        names = ("budget", "chunk_size", "window_chunks", "sink", "value_scale")
+        names += ("gated_writes", "gated_parts")
+        return {name: getattr(self, name) for name in names}
+
+    def build(self, geometry: Geometry) -> "KVMMemory":
+        return KVMMemory(self, geometry)
+
+
+@dataclasses.dataclass(frozen=True)
+class KVMState(State):
+    """The operator's memory without window values, which `values` stores in their source's form."""
+
+    memory: KVMOpMemory
+    values: Tensor
+
+
+class KVMMemory(Memory):
+    """Parameters: LN_s, the merge gate's projection and two temperatures a head."""
+
+    def __init__(self, config: KVM, geometry: Geometry) -> None:
+        super().__init__(geometry)
+        if geometry.rotary_dim == geometry.key_dim:
+            raise ValueError(
+                "a kvm layer zeroes the rotary channels of stored keys, so some channels must be "
+                "left without: set address.rotary_fraction below 1 (0.5 is the default)"
+            )
+        self.config = config
+        self.norm = nn.LayerNorm(geometry.key_dim, eps=1e-5)
+        self.gate = None
+        if config.merge_gate == "learned":
+            self.gate = nn.Linear(geometry.hidden_size, geometry.num_kv_heads, bias=False)
+        self.state_temperature = self.window_temperature = None
+        if config.temperatures == "learned":
+            self.state_temperature = nn.Parameter(torch.ones(geometry.num_heads))
+            self.window_temperature = nn.Parameter(torch.ones(geometry.num_heads))
+
+    def forward(self, query, key, values, gate_input, state, layout):
+        memory, carried = None, 0
+        if state is not None:
+            carried = state.memory.window_length
+            values = values.after(state.values)
+        window_value, value = values.dense().to(query.dtype).tensor_split([carried], dim=2)
+        if state is not None:
+            memory = dataclasses.replace(state.memory, window_value=window_value)
+        output, memory = kvm_attention(
+            query,
+            key,
+            value,
+            self.merge_gate(gate_input),
+            norm_weight=self.norm.weight,
+            norm_bias=self.norm.bias,
+            state_temperature=self.state_temperature,
+            window_temperature=self.window_temperature,
+            rotary_dim=self.geometry.rotary_dim,
+            memory=memory,
+            return_memory=True,
+            backend=self.config.backend,
+            **self.config.operator_settings(),
+        )
+        at_hand = carried + layout.length
+        kept = torch.arange(at_hand - memory.window_length, at_hand, device=query.device)
+        memory = dataclasses.replace(memory, window_value=None)
+        return output, KVMState(memory, values.stored(kept))
+
+    def merge_gate(self, x: Tensor) -> Tensor | None:
+        """`1 + ELU(x W_g)` in fp32 or better: (B, T, hidden_size) -> (B, Hkv, T)."""
+        if self.gate is None:
+            return None
+        precise = accumulator_dtype(x.dtype)
+        with torch.autocast(x.device.type, enabled=False):
+            return 1 + F.elu(F.linear(x.to(precise), self.gate.weight.to(precise))).mT
+
+    def memory_rows_max(self, tokens: int) -> int:
+        """Most compressed rows within the first `tokens` tokens."""
+        chunk, window = self.config.chunk_size, self.config.window_chunks * self.config.chunk_size
+        last = (tokens - 1) // chunk * chunk  # an update needs a token after the chunk
+        if last < window:
+            return 0
+        available = last - window + chunk
+        return max(chunk, min(self.config.budget(last), available))
+
+    def rows_max(self, tokens: int) -> int:
+        window = self.config.window_chunks * self.config.chunk_size
+        return self.memory_rows_max(tokens) + min(tokens, window)
+
+    def nbytes_max(self, tokens: int, batch: int, dtype: torch.dtype, value_nbytes: int) -> int:
+        heads, precise = self.geometry.num_kv_heads, accumulator_dtype(dtype).itemsize
+        row = heads * (self.geometry.key_dim + self.geometry.value_dim + 1) * precise
+        gate = heads * precise if self.gate is not None else 0
+        exact = self.key_nbytes(dtype) + value_nbytes + gate
+        window = self.rows_max(tokens) - self.memory_rows_max(tokens)
+        return batch * (self.memory_rows_max(tokens) * row + window * exact)
+

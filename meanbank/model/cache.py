@@ -1,0 +1,93 @@
+"""The Hugging Face cache over opaque layer states."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers.cache_utils import Cache, CacheLayerMixin
+
+from meanbank.core.state import State
+
+
+class StateLayer(CacheLayerMixin):
+    """One layer's state and the number of tokens it has seen."""
+
+    is_compileable = False
+    is_croppable = False
+    supports_early_init = False
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.state: State | None = None
+        self.seen = 0
+        self.device: torch.device | None = None
+
+    def store(self, state: State, seen: int) -> None:
+        """Replace the state by that after `seen` tokens."""
+        self.state, self.seen, self.is_initialized = state, seen, True
+        self.device = next(state.tensors()).device
+
+    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
+        """Nothing to allocate: the first call of the model makes the state."""
+
+    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any):
+        raise NotImplementedError("a meanbank cache holds whole states; the model replaces them")
+
+    def get_seq_length(self) -> int:
+        return self.seen
+
+    def get_max_length(self) -> int:
+        return -1
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        return self.seen + query_length, 0
+
+    def reset(self) -> None:
+        self.state, self.seen, self.is_initialized = None, 0, False
+
+    def crop(self, tokens_to_remove: int) -> None:
+        if tokens_to_remove != 0:
+            raise NotImplementedError(
+                "a meanbank cache cannot forget tokens yet: compressed rows cannot be un-merged"
+            )
+
+    def _apply(self, change) -> None:
+        if self.state is not None:
+            self.state = change(self.state)
+
+    def reorder_cache(self, beam_idx: Tensor) -> None:
+        self._apply(lambda state: state.select(beam_idx))
+
+    def batch_select_indices(self, indices: Tensor) -> None:
+        self._apply(lambda state: state.select(indices))
+
+    def batch_repeat_interleave(self, repeats: int) -> None:
+        self._apply(lambda state: state.repeat(repeats))
+
+    def offload(self) -> None:
+        self._apply(lambda state: state.to("cpu", non_blocking=True))
+
+    def prefetch(self) -> None:
+        self._apply(lambda state: state.to(self.device, non_blocking=True))
+
+    def nbytes(self) -> int:
+        """Bytes the state holds."""
+        return self.state.nbytes() if self.state is not None else 0
+
+
+class MeanbankCache(Cache):
+    """States of all layers of one batch of sequences."""
+
+    layers: list[StateLayer]  # pyright: ignore[reportIncompatibleVariableOverride]
+
+    def __init__(self, num_layers: int) -> None:
+        super().__init__(layers=[StateLayer() for _ in range(num_layers)])
+
+    @property
+    def seen(self) -> int:
+        """Tokens seen so far."""
+        return self.layers[0].seen
+
+    def nbytes(self) -> int:
+        """Bytes of memory held, all layers and rows of the batch."""
+        return sum(layer.nbytes() for layer in self.layers)

@@ -1,0 +1,59 @@
+"""The GPTAlpha-2 backbone (KVM paper, section 4), block by block.
+
+`x0 = LN_emb(embedding)`; each block adds `residual_scale * attention(LN(x))`, then
+`residual_scale * MLP(LN(x))`; every layer norm has weight and bias and eps 1e-5.
+"""
+
+import dataclasses
+
+from torch import Tensor, nn
+
+from meanbank.core.context import Context
+from meanbank.core.state import State
+from meanbank.model.attention import AttentionState, SoftmaxAttention
+from meanbank.model.config import MeanbankConfig
+from meanbank.model.layers import MLP
+
+
+@dataclasses.dataclass(frozen=True)
+class BlockState(State):
+    """Everything one block carries from call to call; mlp (B, 1, hidden_size) is its shift tail."""
+
+    attention: AttentionState
+    mlp: Tensor | None
+
+
+class Block(nn.Module):
+    """Attention and MLP around a residual stream."""
+
+    def __init__(self, config: MeanbankConfig, layer: int) -> None:
+        super().__init__()
+        plans = config.plans()
+        places = [config.place(i) for i in range(len(plans))]
+        references = {
+            plan.values.refers_to(place) for plan, place in zip(plans, places, strict=True)
+        }
+        self.layer = layer
+        self.publishes = layer in references
+        self.residual_scale = config.residual_scale
+        geometry = config.geometry(plans[layer])
+        self.attention_norm = nn.LayerNorm(config.hidden_size, eps=1e-5)
+        self.attention = SoftmaxAttention(plans[layer], geometry, places[layer], config.rope_theta)
+        self.mlp_norm = nn.LayerNorm(config.hidden_size, eps=1e-5)
+        self.mlp = MLP(config.hidden_size, config.intermediate_size, config.mlp_token_shift)
+
+    def forward(
+        self, x: Tensor, context: Context, state: BlockState | None
+    ) -> tuple[Tensor, Context, BlockState]:
+        """x (B, T, hidden_size); returns the stream, the context for later blocks, the state."""
+        normed = self.attention_norm(x)
+        if self.publishes:
+            start = normed if self.layer == 0 else self.attention_norm(context.embedding)
+            published = self.attention.values.publish(start, context)
+            context = context.publish(self.layer, published)
+        change, attention = self.attention(normed, context, state and state.attention)
+        x = x + self.residual_scale * change
+        change, mlp = self.mlp(self.mlp_norm(x), None if state is None else state.mlp)
+        x = x + self.residual_scale * change
+        return x, context, BlockState(attention, mlp)
+

@@ -1,0 +1,241 @@
+"""Hugging Face classes: `MeanbankModel` and `MeanbankForCausalLM`."""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import GenerationMixin, PreTrainedModel
+from transformers import initialization as init
+from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutputWithPast
+
+from meanbank.core.context import Context
+from meanbank.core.layout import Layout
+from meanbank.model.cache import MeanbankCache
+from meanbank.model.config import MeanbankConfig
+from meanbank.model.gptalpha2 import Block
+from meanbank.model.initialization import initialize_backbone, initialize_head
+
+
+class MeanbankPreTrainedModel(PreTrainedModel):
+    """Loading, saving and start values."""
+
+    config_class = MeanbankConfig
+    config: MeanbankConfig
+    base_model_prefix = "model"
+    supports_gradient_checkpointing = False
+    _no_split_modules = ["Block"]
+
+    @torch.no_grad()
+    @init.guard_torch_init_functions()
+    def initialize_weights(self) -> None:
+        """Start values of everything that was not loaded; called when a model is made or loaded."""
+        backbone, style = self.base_model, self.config.initialization
+        if not getattr(backbone, "_is_hf_initialized", False):
+            initialize_backbone(
+                backbone.embedding, backbone.embedding_norm, backbone.layers, backbone.norm, style
+            )
+            backbone._is_hf_initialized = True
+        if self is not backbone:
+            initialize_head(self.get_output_embeddings(), style)
+
+
+class MeanbankModel(MeanbankPreTrainedModel):
+    """The backbone without a head."""
+
+    def __init__(self, config: MeanbankConfig) -> None:
+        super().__init__(config)
+        self.embedding = nn.Embedding(config.vocab_size, config.hidden_size)
+        self.embedding_norm = nn.LayerNorm(config.hidden_size, eps=1e-5)
+        self.layers = nn.ModuleList(Block(config, i) for i in range(config.num_hidden_layers))
+        self.norm = nn.LayerNorm(config.hidden_size, eps=1e-5)
+        self.post_init()
+
+    def get_input_embeddings(self) -> nn.Module:
+        return self.embedding
+
+    def set_input_embeddings(self, value: nn.Embedding) -> None:
+        self.embedding = value
+
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        cache: MeanbankCache | None = None,
+        inputs_embeds: Tensor | None = None,
+        use_cache: bool | None = None,
+        output_hidden_states: bool | None = None,
+        return_dict: bool | None = None,
+        past_key_values: MeanbankCache | None = None,
+        **kwargs: Any,
+    ) -> BaseModelOutputWithPast | tuple:
+        """Read T tokens that follow those in `cache`.
+
+        input_ids (B, T); inputs_embeds (B, T, hidden_size) in their place where no layer has a
+        bank; attention_mask, if given, must be all ones (padding is not supported), (B, T) or
+        (B, seen + T); position_ids, if given, must be those that follow from the cache.
+        `cache` and its older name `past_key_values` are the same. Raises ValueError otherwise.
+        """
+        if kwargs.get("output_attentions"):
+            raise ValueError("output_attentions is not supported: attention weights are not kept")
+        cache = _one_of(cache, past_key_values)
+        use_cache = self.config.use_cache if use_cache is None else use_cache
+        if cache is None and use_cache:
+            cache = MeanbankCache(self.config.num_hidden_layers)
+        seen = 0 if cache is None else cache.seen
+        embedded = self._embed(input_ids, inputs_embeds)
+        batch, length = embedded.shape[:2]
+        _check_mask(attention_mask, batch, seen, length)
+        layout = Layout(seen, length)
+        _check_positions(position_ids, layout)
+
+        x = self.embedding_norm(embedded)
+        context = Context(input_ids, x, layout)
+        hidden = [x]
+        for index, block in enumerate(self.layers):
+            state = None if cache is None else cache.layers[index].state
+            x, context, state = block(x, context, state)
+            if cache is not None:
+                cache.layers[index].store(state, layout.total)
+            hidden.append(x)
+        x = self.norm(x)
+        output = BaseModelOutputWithPast(
+            last_hidden_state=x,
+            cache=cache,
+            hidden_states=tuple(hidden) if output_hidden_states else None,
+        )
+        return output if return_dict in (None, True) else output.to_tuple()
+
+    def _embed(self, input_ids: Tensor | None, inputs_embeds: Tensor | None) -> Tensor:
+        if (input_ids is None) == (inputs_embeds is None):
+            raise ValueError("give exactly one of input_ids and inputs_embeds")
+        if input_ids is None:
+            assert inputs_embeds is not None
+            if self.config.needs_token_ids:
+                raise ValueError(
+                    "this model has a bank of values, which is indexed by token id: give "
+                    "input_ids, not inputs_embeds"
+                )
+            return inputs_embeds
+        if input_ids.ndim != 2 or input_ids.numel() == 0:
+            raise ValueError(
+                f"input_ids must be (batch, tokens) with at least one token, got shape "
+                f"{tuple(input_ids.shape)}"
+            )
+        if input_ids.is_floating_point():
+            raise ValueError(f"input_ids must be integers, got {input_ids.dtype}")
+        low, high = (int(bound) for bound in input_ids.aminmax())
+        if low < 0 or high >= self.config.vocab_size:
+            wrong = low if low < 0 else high
+            raise ValueError(
+                f"token id {wrong} is outside the vocabulary (0 to {self.config.vocab_size - 1})"
+            )
+        return self.embedding(input_ids)
+
+
+class MeanbankForCausalLM(MeanbankPreTrainedModel, GenerationMixin):
+    """Language model: the backbone and an untied head."""
+
+    def __init__(self, config: MeanbankConfig) -> None:
+        super().__init__(config)
+        self.model = MeanbankModel(config)
+        self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
+        self.post_init()
+
+    def get_output_embeddings(self) -> nn.Module:
+        return self.lm_head
+
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        position_ids: Tensor | None = None,
+        cache: MeanbankCache | None = None,
+        inputs_embeds: Tensor | None = None,
+        labels: Tensor | None = None,
+        use_cache: bool | None = None,
+        logits_to_keep: int | Tensor = 0,
+        return_dict: bool | None = None,
+        past_key_values: MeanbankCache | None = None,
+        **kwargs: Any,
+    ) -> CausalLMOutputWithPast | tuple:
+        """Logits (B, T or logits_to_keep, vocab_size); see `MeanbankModel.forward`.
+
+        labels (B, T): as input_ids, -100 is ignored; they are shifted here, as in any Hugging
+        Face model, and the mean cross-entropy in nats is returned as `loss`.
+        """
+        output = self.model(
+            input_ids=input_ids,
+            attention_mask=attention_mask,
+            position_ids=position_ids,
+            cache=_one_of(cache, past_key_values),
+            inputs_embeds=inputs_embeds,
+            use_cache=use_cache,
+            output_hidden_states=kwargs.pop("output_hidden_states", None),
+            **kwargs,
+        )
+        x = output.last_hidden_state
+        if isinstance(logits_to_keep, Tensor):
+            x = x[:, logits_to_keep]
+        elif logits_to_keep:
+            x = x[:, -logits_to_keep:]
+        logits = self.lm_head(x)
+        loss = None
+        if labels is not None:
+            loss = self.loss_function(logits=logits, labels=labels, vocab_size=logits.shape[-1])
+        result = CausalLMOutputWithPast(
+            loss=loss, logits=logits, cache=output.cache, hidden_states=output.hidden_states
+        )
+        return result if return_dict in (None, True) else result.to_tuple()
+
+    def _prepare_cache_for_generation(
+        self, generation_config, model_kwargs, generation_mode, batch_size, max_cache_length
+    ) -> None:
+        """Give `generate` our cache, whatever it would have made itself."""
+        given = _one_of(model_kwargs.get("cache"), model_kwargs.pop("past_key_values", None))
+        implementation = generation_config.cache_implementation
+        if implementation is not None:
+            raise ValueError(
+                f"cache_implementation={implementation!r} does not apply: a meanbank model brings "
+                "its own cache; leave it out"
+            )
+        if given is None and generation_config.use_cache is not False:
+            given = MeanbankCache(self.config.num_hidden_layers)
+        elif given is not None:
+            given._is_user_defined = True  # pyright: ignore[reportAttributeAccessIssue]
+        if given is not None:
+            model_kwargs["cache"] = given
+
+
+def _one_of(cache: Any, past_key_values: Any) -> MeanbankCache | None:
+    if cache is not None and past_key_values is not None and cache is not past_key_values:
+        raise ValueError("cache and past_key_values are two names of one argument; give one")
+    cache = past_key_values if cache is None else cache
+    if cache is not None and not isinstance(cache, MeanbankCache):
+        raise ValueError(f"the cache must be a MeanbankCache, got {type(cache).__name__}")
+    return cache
+
+
+def _check_mask(mask: Tensor | None, batch: int, seen: int, length: int) -> None:
+    if mask is None:
+        return
+    if mask.ndim != 2 or mask.shape[0] != batch or mask.shape[1] not in (length, seen + length):
+        raise ValueError(
+            f"attention_mask must have shape ({batch}, {seen + length}), got {tuple(mask.shape)}"
+        )
+    if not bool(mask.all()):
+        raise ValueError(
+            "padding is not supported yet: the attention_mask has zeros; give sequences of one "
+            "length, or one at a time"
+        )
+
+
+def _check_positions(position_ids: Tensor | None, layout: Layout) -> None:
+    if position_ids is None:
+        return
+    expected = layout.positions(position_ids.device)
+    if position_ids.shape[-1] != layout.length or not bool((position_ids == expected).all()):
+        raise ValueError(
+            f"position_ids contradict the cache: {layout.seen} tokens were seen, so they must "
+            f"run from {layout.seen} to {layout.total - 1}"
+        )

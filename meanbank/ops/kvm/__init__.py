@@ -1,0 +1,6 @@
+"""Key-Value Means attention: a readable reference and, later, faster equals."""
+
+from meanbank.ops.kvm.api import kvm_attention
+from meanbank.ops.kvm.memory import KVMMemory, KVMRows, KVMUpdate
+
+__all__ = ["KVMMemory", "KVMRows", "KVMUpdate", "kvm_attention"]

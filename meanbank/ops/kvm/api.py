@@ -1,0 +1,165 @@
+"""`kvm_attention`: checks its arguments and picks a backend."""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from meanbank.core.config import choose
+from meanbank.ops.kvm.memory import KVMMemory, KVMUpdate, accumulator_dtype
+from meanbank.ops.kvm.options import KVMOptions, Part, ValueScale, Write
+from meanbank.ops.kvm.reference import KVMWeights, kvm_attention_reference
+
+BACKENDS = {"reference": kvm_attention_reference}
+
+
+def kvm_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    merge_gate: Tensor | None = None,
+    *,
+    norm_weight: Tensor,
+    norm_bias: Tensor,
+    state_temperature: Tensor | None = None,
+    window_temperature: Tensor | None = None,
+    rotary_dim: int,
+    chunk_size: int = 256,
+    window_chunks: int = 2,
+    sink: int = 1,
+    budget: Callable[[int], int] | int,
+    value_scale: ValueScale = "radius",
+    gated_writes: tuple[Write, ...] = ("merge",),
+    gated_parts: tuple[Part, ...] = ("key", "value"),
+    memory: KVMMemory | None = None,
+    return_memory: bool = False,
+    trace: list[KVMUpdate] | None = None,
+    backend: str = "auto",
+) -> Tensor | tuple[Tensor, KVMMemory]:
+    """Causal attention over an exact recent window and a compressed memory of everything older.
+
+    Key-Value Means (arXiv 2605.09877, section 3). A query sees the last `window_chunks` aligned
+    blocks of `chunk_size` tokens exactly, and all memory rows, in one softmax with scale
+    `1 / sqrt(Dk)`. When a token arrives after a full window, the oldest block overflows: as many
+    tokens as the budget allows, those least like the memory, get rows of their own; the others
+    are added, gated, to their most similar row.
+
+    Args:
+        query: (B, H, T, Dk), after rotary positions.
+        key: (B, Hkv, T, Dk), after rotary positions; Hkv divides H.
+        value: (B, Hkv, T, Dv).
+        merge_gate: (B, Hkv, T) factor of each token's write, `1 + ELU` already applied; None
+            writes everything with weight 1.
+        norm_weight, norm_bias: (Dk,) of LN_s, which prepares, routes and reads memory keys.
+        state_temperature, window_temperature: (H,) factors of memory and window keys; None is 1.
+        rotary_dim: the first channels of a key, zeroed before it enters the memory.
+        chunk_size, window_chunks: block length in tokens and blocks in the exact window.
+        sink: the first rows that are never merged into.
+        budget: rows wanted after that many tokens seen (a number means always that many). The
+            memory never shrinks, and starts with the `chunk_size` tokens of the first chunk.
+        value_scale: how a row's value sum is read: "radius" restores the norm of the value that
+            opened the row; "count" divides by the writes to that row; "chunk_count" divides by
+            1 + the updates since the row was opened, as the authors' ablation did.
+        gated_writes: which writes the gate scales, of "initial", "append", "merge".
+        gated_parts: which parts of a write it scales, of "key" and "value".
+        memory: what an earlier call returned, to go on from there; its `seen` says how far it is.
+        return_memory: also return the memory after the T tokens.
+        trace: a list that collects a `KVMUpdate` for each overflow.
+        backend: "auto" or one of "reference".
+
+    Returns:
+        (B, H, T, Dv) in the dtype of `value`, or that and the memory. Sums, gates, norms and
+        routing are in fp32 or better whatever the inputs.
+
+    Raises:
+        ValueError: shapes, dtypes or settings that do not fit together, or an unknown name.
+    """
+    _check_shapes(query, key, value, merge_gate, norm_weight, norm_bias, rotary_dim)
+    options = KVMOptions(
+        rotary_dim=rotary_dim,
+        budget=(lambda seen: budget) if isinstance(budget, int) else budget,
+        chunk_size=chunk_size,
+        window_chunks=window_chunks,
+        sink=sink,
+        value_scale=value_scale,
+        gated_writes=gated_writes,
+        gated_parts=gated_parts,
+    )
+    if memory is not None:
+        _check_memory(memory, key, value, merge_gate)
+    if merge_gate is not None:
+        merge_gate = merge_gate.to(accumulator_dtype(merge_gate.dtype))
+    ones = torch.ones(query.shape[1], dtype=norm_weight.dtype, device=query.device)
+    weights = KVMWeights(
+        norm_weight,
+        norm_bias,
+        ones if state_temperature is None else _per_head(state_temperature, query),
+        ones if window_temperature is None else _per_head(window_temperature, query),
+    )
+    name = "reference" if backend == "auto" else choose("backend", backend, ["auto", *BACKENDS])
+    with torch.autocast(query.device.type, enabled=False):  # routing must not drop to half
+        common = torch.promote_types(query.dtype, key.dtype)
+        output, new_memory = BACKENDS[name](
+            query.to(common), key.to(common), value, merge_gate, weights, options, memory, trace
+        )
+    return (output, new_memory) if return_memory else output
+
+
+def _check_shapes(query, key, value, merge_gate, norm_weight, norm_bias, rotary_dim) -> None:
+    for name, tensor in (("query", query), ("key", key), ("value", value)):
+        if tensor.ndim != 4 or not tensor.is_floating_point():
+            raise ValueError(
+                f"{name} must be a floating-point tensor (batch, heads, tokens, channels), got "
+                f"{tensor.dtype} of shape {tuple(tensor.shape)}"
+            )
+    if key.shape[:3] != value.shape[:3]:
+        raise ValueError(
+            f"key and value must agree in batch, heads and tokens, got {tuple(key.shape)} and "
+            f"{tuple(value.shape)}"
+        )
+    if (query.shape[0], *query.shape[2:]) != (key.shape[0], *key.shape[2:]):
+        raise ValueError(
+            f"query and key must agree in batch, tokens and channels, got {tuple(query.shape)} "
+            f"and {tuple(key.shape)}"
+        )
+    if query.shape[1] % key.shape[1]:
+        raise ValueError(
+            f"the number of query heads ({query.shape[1]}) must be a multiple of the number of "
+            f"key heads ({key.shape[1]})"
+        )
+    if query.shape[2] == 0:
+        raise ValueError("at least one token is needed, got none")
+    if merge_gate is not None and merge_gate.shape != key.shape[:3]:
+        raise ValueError(
+            f"merge_gate must have shape {tuple(key.shape[:3])}, got {tuple(merge_gate.shape)}"
+        )
+    for name, tensor in (("norm_weight", norm_weight), ("norm_bias", norm_bias)):
+        if tensor.shape != key.shape[-1:]:
+            raise ValueError(f"{name} must have shape ({key.shape[-1]},), got {tuple(tensor.shape)}")
+    if not 0 <= rotary_dim < key.shape[-1]:
+        raise ValueError(
+            f"rotary_dim must be at least 0 and below {key.shape[-1]} (all channels zeroed would "
+            f"leave nothing to route by), got {rotary_dim}"
+        )
+
+
+def _check_memory(memory: KVMMemory, key: Tensor, value: Tensor, gate: Tensor | None) -> None:
+    expected = (*key.shape[:2], memory.window_length, key.shape[3])
+    if memory.window_key.shape != expected:
+        raise ValueError(
+            f"the memory's window keys have shape {tuple(memory.window_key.shape)}, expected "
+            f"{expected}: it belongs to other sizes or another batch"
+        )
+    if memory.window_value is None or memory.window_value.shape[-1] != value.shape[-1]:
+        raise ValueError("the memory holds no window values of the right size; put them back first")
+    if (memory.window_gate is None) != (gate is None):
+        raise ValueError("merge_gate must be given either always or never for one memory")
+
+
+def _per_head(temperature: Tensor, query: Tensor) -> Tensor:
+    if temperature.shape != (query.shape[1],):
+        raise ValueError(
+            f"a temperature must have one entry for each of the {query.shape[1]} query heads, got "
+            f"shape {tuple(temperature.shape)}"
+        )
+    return temperature

@@ -1,0 +1,83 @@
+"""The state of Key-Value Means: compressed rows and the exact window in front of them."""
+
+import dataclasses
+
+import torch
+from torch import Tensor
+
+from meanbank.core.state import State
+
+
+@dataclasses.dataclass(frozen=True)
+class KVMRows(State):
+    """Compressed memory rows, in fp32 or better.
+
+    key: (B, Hkv, M, Dk) sums of position-free keys.
+    value: (B, Hkv, M, Dv) sums of values.
+    scale: (B, Hkv, M) what brings a value sum back to scale: the radius (norm of the value that
+        opened the row), or, without a value radius, the number of writes.
+    """
+
+    key: Tensor
+    value: Tensor
+    scale: Tensor
+
+    @property
+    def count(self) -> int:
+        return self.key.shape[2]
+
+
+@dataclasses.dataclass(frozen=True)
+class KVMMemory(State):
+    """Everything `kvm_attention` needs in order to go on after `seen` tokens.
+
+    rows: the compressed memory; None until the first chunk has left the window.
+    window_key: (B, Hkv, L, Dk) exact keys (after rotary positions) of the last L tokens.
+    window_value: (B, Hkv, L, Dv); None when the caller stores values in a form of its own and
+        puts them back before the next call.
+    window_gate: (B, Hkv, L) merge gates of the same tokens, in fp32 or better; None without a gate.
+    seen: tokens seen so far.
+    """
+
+    rows: KVMRows | None
+    window_key: Tensor
+    window_value: Tensor | None
+    window_gate: Tensor | None
+    seen: int
+
+    @property
+    def window_length(self) -> int:
+        return self.window_key.shape[2]
+
+
+@dataclasses.dataclass(frozen=True)
+class KVMUpdate:
+    """A record of one memory update, for inspection and tests.
+
+    start: position of the first of the C tokens that overflowed.
+    appended: (B, Hkv, n) their indices 0..C-1 that got rows of their own, ascending.
+    novelty: (B, Hkv, C) largest similarity to any earlier row; the lowest are appended.
+    route: (B, Hkv, C) the row that each token was merged into; -1 where it was appended.
+    rows: the rows after the update.
+    """
+
+    start: int
+    appended: Tensor
+    novelty: Tensor | None
+    route: Tensor | None
+    rows: KVMRows
+
+
+def window_start(seen: int, chunk_size: int, window_chunks: int) -> int:
+    """Position of the first token in the exact window after `seen` tokens.
+
+    The update is lazy: at rest on a chunk boundary the oldest block is still in the window and is
+    only swallowed when a further token arrives.
+    """
+    chunks = -(-seen // chunk_size)
+    return max(0, (chunks - window_chunks) * chunk_size)
+
+
+def accumulator_dtype(dtype: torch.dtype) -> torch.dtype:
+    """The dtype of sums, gates, norms and routing: fp32 or better."""
+    return torch.promote_types(dtype, torch.float32)

@@ -1,0 +1,261 @@
+"""Key-Value Means attention in plain PyTorch: the specification of the operator.
+
+Source: Goldstein et al., "Key-Value Means", arXiv 2605.09877, section 3; every other backend has to
+equal this file in outputs and gradients. Shapes: B batch, H query heads, Hkv key/value heads,
+G = H / Hkv, T tokens, C chunk, M memory rows, Dk and Dv head dimensions.
+"""
+
+import dataclasses
+import math
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from meanbank.ops.kvm.memory import (
+    KVMMemory,
+    KVMRows,
+    KVMUpdate,
+    accumulator_dtype,
+    window_start,
+)
+from meanbank.ops.kvm.options import KVMOptions
+
+EPSILON = 1e-12  # below this norm a value sum has no direction
+
+
+@dataclasses.dataclass(frozen=True)
+class KVMWeights:
+    """Parameters of the operator: LN_s (Dk,) twice, temperatures (H,) of memory and window keys."""
+
+    norm_weight: Tensor
+    norm_bias: Tensor
+    state_temperature: Tensor
+    window_temperature: Tensor
+
+    def norm(self, key: Tensor) -> Tensor:
+        """LN_s, the one layer norm that prepares, routes and reads keys."""
+        weight, bias = self.norm_weight.to(key.dtype), self.norm_bias.to(key.dtype)
+        return F.layer_norm(key, key.shape[-1:], weight, bias, eps=1e-5)
+
+
+def kvm_attention_reference(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    merge_gate: Tensor | None,
+    weights: KVMWeights,
+    options: KVMOptions,
+    memory: KVMMemory | None,
+    trace: list[KVMUpdate] | None,
+) -> tuple[Tensor, KVMMemory]:
+    """See `meanbank.ops.kvm_attention`, which checks the arguments."""
+    batch, kv_heads, length, key_dim = key.shape
+    groups = query.shape[1] // kv_heads
+    chunk, blocks = options.chunk_size, options.window_chunks
+    seen = memory.seen if memory else 0
+    rows = memory.rows if memory else None
+    if memory:
+        key = torch.cat([memory.window_key.to(key.dtype), key], dim=2)
+        value = torch.cat([memory.window_value.to(value.dtype), value], dim=2)
+        if merge_gate is not None:
+            merge_gate = torch.cat([memory.window_gate.to(merge_gate.dtype), merge_gate], dim=2)
+    first = window_start(seen, chunk, blocks)  # position of key[:, :, 0]
+    query = query.view(batch, kv_heads, groups, length, key_dim) / math.sqrt(key_dim)
+    window_query = query * per_head(weights.window_temperature, kv_heads).to(query.dtype)
+    state_query = query * per_head(weights.state_temperature, kv_heads).to(query.dtype)
+
+    outputs, position = [], seen
+    while position < seen + length:
+        start = position - position % chunk
+        stop = min(start + chunk, seen + length)
+        window = max(0, start - (blocks - 1) * chunk)
+        if position == start and window >= chunk:  # a token arrives: the oldest block overflows
+            block = slice(window - chunk - first, window - first)
+            gate = None if merge_gate is None else merge_gate[:, :, block]
+            rows = overflow(
+                rows, key[:, :, block], value[:, :, block], gate, weights, options, start, trace
+            )
+        now = slice(position - seen, stop - seen)
+        exact = slice(window - first, stop - first)
+        outputs.append(
+            read(
+                window_query[:, :, :, now],
+                state_query[:, :, :, now],
+                key[:, :, exact],
+                value[:, :, exact],
+                rows,
+                weights,
+                options,
+            )
+        )
+        position = stop
+
+    output = torch.cat(outputs, dim=3).flatten(1, 2)
+    kept = window_start(seen + length, chunk, blocks) - first
+    last = [x if x is None or kept == 0 else x[:, :, kept:].clone() for x in (key, value, merge_gate)]
+    return output, KVMMemory(rows, last[0], last[1], last[2], seen + length)
+
+
+def per_head(temperature: Tensor, kv_heads: int) -> Tensor:
+    """(H,) -> (Hkv, G, 1, 1), to scale queries (which equals scaling the keys)."""
+    return temperature.view(kv_heads, -1, 1, 1)
+
+
+def read(
+    window_query: Tensor,
+    state_query: Tensor,
+    window_key: Tensor,
+    window_value: Tensor,
+    rows: KVMRows | None,
+    weights: KVMWeights,
+    options: KVMOptions,
+) -> Tensor:
+    """One softmax over [memory rows; exact window] for the n last tokens of the window.
+
+    window_query, state_query: (B, Hkv, G, n, Dk), scaled, times their temperatures;
+    window_key, window_value: (B, Hkv, L, D). Returns (B, Hkv, G, n, Dv).
+    """
+    count, length = window_query.shape[3], window_key.shape[2]
+    scores = window_query @ window_key[:, :, None].mT
+    hidden = torch.ones(count, length, dtype=torch.bool, device=scores.device).triu_(
+        length - count + 1
+    )
+    scores = scores.masked_fill(hidden, -math.inf)
+    values = window_value
+    if rows is not None:
+        memory_key = weights.norm(rows.key).to(scores.dtype)
+        scores = torch.cat([state_query @ memory_key[:, :, None].mT, scores], dim=-1)
+        values = torch.cat([readout(rows, options).to(values.dtype), values], dim=2)
+    probabilities = torch.softmax(scores, dim=-1, dtype=accumulator_dtype(scores.dtype))
+    return probabilities.to(values.dtype) @ values[:, :, None]
+
+
+def readout(rows: KVMRows, options: KVMOptions) -> Tensor:
+    """What a row contributes: the direction of its value sum at its radius, or the mean of its writes."""
+    if options.value_scale == "radius":
+        norm = torch.linalg.vector_norm(rows.value, dim=-1, keepdim=True)
+        return rows.value * (rows.scale[..., None] / norm.clamp_min(EPSILON))
+    return rows.value / rows.scale[..., None]
+
+
+def overflow(
+    rows: KVMRows | None,
+    key: Tensor,
+    value: Tensor,
+    gate: Tensor | None,
+    weights: KVMWeights,
+    options: KVMOptions,
+    seen: int,
+    trace: list[KVMUpdate] | None,
+) -> KVMRows:
+    """Take the C oldest tokens of the window into the memory, which has seen `seen` tokens.
+
+    key (B, Hkv, C, Dk) after rotary positions, value (B, Hkv, C, Dv), gate (B, Hkv, C).
+    """
+    precise = accumulator_dtype(key.dtype)
+    free = key.to(precise).clone()
+    free[..., : options.rotary_dim] = 0  # position-free; the affine norm comes after
+    free, value = weights.norm(free), value.to(precise)
+    key_gate = value_gate = None
+    if gate is not None:
+        key_gate = gate.to(precise)[..., None] if "key" in options.gated_parts else None
+        value_gate = gate.to(precise)[..., None] if "value" in options.gated_parts else None
+
+    if rows is None:  # the first chunk's tokens are the first rows, whatever the budget says
+        gated = "initial" in options.gated_writes
+        new = open_rows(free, value, key_gate, value_gate, gated, options)
+        if options.value_scale == "radius":  # the radius of initial rows is never gated
+            new = dataclasses.replace(new, scale=torch.linalg.vector_norm(value, dim=-1))
+        everything = torch.arange(key.shape[2], device=key.device).expand(key.shape[:3])
+        record(trace, seen, options, everything, None, None, new)
+        return new
+
+    available = seen - options.window_chunks * options.chunk_size + options.chunk_size
+    wanted = max(min(options.budget(seen), available), rows.count)
+    count = min(wanted - rows.count, options.chunk_size)
+    with torch.no_grad():
+        similarity = free @ weights.norm(rows.key).mT  # (B, Hkv, C, M)
+        novelty = similarity.amax(dim=-1)
+        order = torch.sort(novelty, dim=-1, stable=True).indices  # ties: the earlier token
+        appended = order[..., :count].sort(dim=-1).values
+    if count:
+        taken = [None if x is None else gather(x, appended) for x in (free, value, key_gate, value_gate)]
+        gated = "append" in options.gated_writes
+        new = open_rows(taken[0], taken[1], taken[2], taken[3], gated, options)  # pyright: ignore
+        with torch.no_grad():
+            similarity = torch.cat([similarity, free @ weights.norm(new.key).mT], dim=-1)
+        rows = KVMRows(
+            *(torch.cat([getattr(rows, f), getattr(new, f)], dim=2) for f in ("key", "value", "scale"))
+        )
+    with torch.no_grad():
+        route = first_argmax(similarity[..., options.sink :]) + options.sink
+        merged = torch.ones_like(novelty).scatter_(-1, appended, 0.0)[..., None]
+    gated = "merge" in options.gated_writes
+    rows = KVMRows(
+        add_rows(rows.key, route, free * apply_gate(merged, key_gate, gated)),
+        add_rows(rows.value, route, value * apply_gate(merged, value_gate, gated)),
+        count_writes(rows.scale, route, merged[..., 0], options),
+    )
+    record(trace, seen, options, appended, novelty, route.masked_fill(merged[..., 0] == 0, -1), rows)
+    return rows
+
+
+def open_rows(
+    key: Tensor,
+    value: Tensor,
+    key_gate: Tensor | None,
+    value_gate: Tensor | None,
+    gated: bool,
+    options: KVMOptions,
+) -> KVMRows:
+    """Rows of their own for n tokens: key (B, Hkv, n, Dk), value (B, Hkv, n, Dv)."""
+    key, value = apply_gate(key, key_gate, gated), apply_gate(value, value_gate, gated)
+    if options.value_scale == "radius":
+        return KVMRows(key, value, torch.linalg.vector_norm(value, dim=-1))
+    return KVMRows(key, value, torch.ones_like(key[..., 0]))
+
+
+def apply_gate(x: Tensor, gate: Tensor | None, gated: bool) -> Tensor:
+    return x * gate if gated and gate is not None else x
+
+
+def count_writes(scale: Tensor, route: Tensor, merged: Tensor, options: KVMOptions) -> Tensor:
+    """The radius never changes; counts grow with each write, or (the paper's code) each chunk."""
+    if options.value_scale == "count":
+        return scale.scatter_add(2, route, merged)
+    return scale + 1 if options.value_scale == "chunk_count" else scale
+
+
+def first_argmax(x: Tensor) -> Tensor:
+    """argmax over the last dimension, ties to the lowest index on every device."""
+    index = torch.arange(x.shape[-1], device=x.device)
+    best = x == x.amax(dim=-1, keepdim=True)
+    return torch.where(best, index, x.shape[-1] - 1).amin(dim=-1)
+
+
+def gather(x: Tensor, index: Tensor) -> Tensor:
+    """x (B, Hkv, C, D) at index (B, Hkv, n) -> (B, Hkv, n, D)."""
+    return x.gather(2, index[..., None].expand(*index.shape, x.shape[-1]))
+
+
+def add_rows(rows: Tensor, route: Tensor, update: Tensor) -> Tensor:
+    """rows (B, Hkv, M, D) plus update (B, Hkv, C, D) added to the rows route (B, Hkv, C)."""
+    batch, heads, count, _ = rows.shape
+    offset = torch.arange(batch * heads, device=rows.device).view(batch, heads, 1) * count
+    flat = rows.flatten(0, 2).index_add(0, (route + offset).flatten(), update.flatten(0, 2))
+    return flat.view_as(rows)
+
+
+def record(
+    trace: list[KVMUpdate] | None,
+    seen: int,
+    options: KVMOptions,
+    appended: Tensor,
+    novelty: Tensor | None,
+    route: Tensor | None,
+    rows: KVMRows,
+) -> None:
+    if trace is not None:
+        start = seen - options.window_chunks * options.chunk_size
+        trace.append(KVMUpdate(start, appended, novelty, route, rows))
