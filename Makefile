@@ -1,0 +1,51 @@
+# The environment is .venv, made by `make setup`. Overridable on the command line:
+#   make setup PYTHON=python3.12 TORCH_INDEX=https://download.pytorch.org/whl/cu130
+PYTHON      ?= python3
+TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
+# Test processes, one thread each.
+JOBS        ?= 2
+
+BIN   := .venv/bin
+STAMP := .venv/.installed
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test format lint types wheel check clean
+
+help: ## list the targets
+	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /  make \1|/' | column -t -s '|'
+
+setup: $(STAMP) ## make .venv and install meanbank, editable, with its development tools
+
+$(STAMP): pyproject.toml constraints.txt scripts/install_torch.sh
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+		{ echo "meanbank needs Python 3.11 or newer: make setup PYTHON=python3.12"; exit 1; }
+	test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	scripts/install_torch.sh $(BIN)/python "$(TORCH_INDEX)"
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	@touch $@
+
+demo: setup ## train, evaluate and compare small models on real text: report in runs/demo
+	$(BIN)/meanbank demo --out runs/demo
+
+test: setup ## run the tests
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS)
+
+format: setup ## format the code and fix what ruff can fix
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+lint: setup ## check formatting and lint
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+
+types: setup ## check the types
+	$(BIN)/pyright --pythonpath $(BIN)/python
+
+wheel: setup ## build the wheel and use it outside the checkout
+	TORCH_INDEX="$(TORCH_INDEX)" scripts/check_wheel.sh $(BIN)/python
+
+check: lint types test wheel ## everything that CI checks
+
+clean: ## remove .venv, caches and build outputs (runs/ stays)
+	rm -rf .venv .cache dist .pytest_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
