@@ -1,0 +1,59 @@
+"""Progress of a long step on stderr: a bar on a terminal, a few plain lines elsewhere."""
+
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+Report = Callable[..., None]
+
+SECONDS_BETWEEN_LINES = 10.0
+
+
+@contextmanager
+def progress(title: str, total: int, *, done: int = 0) -> Iterator[Report]:
+    """Yield `report(amount, note="")`, which says that `amount` more of `total` is done.
+
+    done: what an earlier run had finished; the time left is estimated without it.
+    """
+    bar = _bar if sys.stderr.isatty() else _lines
+    yield from bar(title, total, done)
+
+
+def _bar(title: str, total: int, done: int) -> Iterator[Report]:
+    from rich import progress as rich_progress  # noqa: PLC0415  only long steps need it
+    from rich.console import Console  # noqa: PLC0415
+
+    columns = (
+        rich_progress.TextColumn("{task.description}"),
+        rich_progress.BarColumn(),
+        rich_progress.TaskProgressColumn(),
+        rich_progress.TimeRemainingColumn(),
+        rich_progress.TextColumn("{task.fields[note]}"),
+    )
+    with rich_progress.Progress(*columns, console=Console(stderr=True)) as bar:
+        task = bar.add_task(title, total=total, completed=done, note="")
+
+        def report(amount: int, note: str = "") -> None:
+            bar.update(task, advance=amount, note=note)
+
+        yield report
+
+
+def _lines(title: str, total: int, done: int) -> Iterator[Report]:
+    started = last_line = time.monotonic()
+    first = done
+
+    def report(amount: int, note: str = "") -> None:
+        nonlocal last_line, done
+        done += amount
+        now = time.monotonic()
+        if now - last_line < SECONDS_BETWEEN_LINES or done >= total:
+            return
+        last_line = now
+        left = (now - started) * (total - done) / max(1, done - first)
+        parts = [f"{100 * done // max(total, 1)} %", f"{left:.0f} s left", note]
+        print(f"{title}: {', '.join(p for p in parts if p)}", file=sys.stderr, flush=True)
+
+    yield report
+    print(f"{title}: done in {time.monotonic() - started:.1f} s", file=sys.stderr, flush=True)

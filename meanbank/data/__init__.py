@@ -1,0 +1,30 @@
+"""Text and synthetic data: sources, tokenizer, packed splits, and batches for training."""
+
+from meanbank.data.batches import IGNORED, Batch, TextBatches
+from meanbank.data.config import DataConfig
+from meanbank.data.packed import PackedTokens, PackedWriter
+from meanbank.data.prepare import Corpus, prepare_corpus
+from meanbank.data.recall import RecallBatches, RecallConfig, recall_batch
+from meanbank.data.sources import Document, Source, open_source
+from meanbank.data.tokenizer import end_of_text_id, load_tokenizer, token_bytes, train_tokenizer
+
+__all__ = [
+    "IGNORED",
+    "Batch",
+    "Corpus",
+    "DataConfig",
+    "Document",
+    "PackedTokens",
+    "PackedWriter",
+    "RecallBatches",
+    "RecallConfig",
+    "Source",
+    "TextBatches",
+    "end_of_text_id",
+    "load_tokenizer",
+    "open_source",
+    "prepare_corpus",
+    "recall_batch",
+    "token_bytes",
+    "train_tokenizer",
+]

@@ -1,0 +1,90 @@
+"""The contract between data and training, and batches of text windows."""
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from meanbank.data.packed import PackedTokens
+
+IGNORED = -100
+
+
+@dataclass(frozen=True, kw_only=True)
+class Batch:
+    """Rows to train on.
+
+    ``input_ids``: (B, T) int64. ``labels``: (B, T) int64, already shifted: ``labels[b, t]`` is the
+    target of ``input_ids[b, t]``; -100 is ignored.
+    """
+
+    input_ids: torch.Tensor
+    labels: torch.Tensor
+
+    def to(self, device: torch.device | str) -> "Batch":
+        """The same batch on another device."""
+        return Batch(input_ids=self.input_ids.to(device), labels=self.labels.to(device))
+
+
+class TextBatches:
+    """Windows of ``sequence_length`` + 1 tokens of a packed stream, a pure function of the step.
+
+    The stream is read as a ring, so the end of the last document is followed by the first one. An
+    epoch cuts it at a random offset into windows whose inputs do not overlap (less than one window
+    is left out) and visits them in a random order; offset and order depend on ``seed`` and the
+    epoch only. A batch may cross epochs.
+
+    Raises ValueError when the stream has fewer than ``sequence_length`` + 1 tokens.
+    """
+
+    def __init__(
+        self,
+        packed: PackedTokens,
+        *,
+        sequence_length: int,
+        batch_size: int,
+        seed: int,
+        end_of_text_id: int,
+    ):
+        if len(packed.tokens) < sequence_length + 1:
+            raise ValueError(
+                f"the split has {len(packed.tokens)} tokens, a window needs {sequence_length + 1}: "
+                "use more text or a smaller data.sequence_length"
+            )
+        self.windows_per_epoch = len(packed.tokens) // sequence_length
+        self._tokens = packed.tokens
+        self._sequence_length = sequence_length
+        self._batch_size = batch_size
+        self._seed = seed
+        self._end = end_of_text_id
+        self._epoch = -1
+        self._epoch_starts = np.empty(0, dtype=np.int64)
+
+    def batch(self, step: int) -> Batch:
+        """The batch of this step, counted from 0: (batch_size, sequence_length)."""
+        if step < 0:
+            raise ValueError(f"steps count from 0, got {step}")
+        starts = self.window_starts(step)
+        positions = starts[:, None] + np.arange(self._sequence_length + 1)
+        rows = self._tokens[positions % len(self._tokens)].astype(np.int64)
+        inputs, labels = rows[:, :-1], rows[:, 1:].copy()
+        # Nothing in the past tells what the next document is about.
+        labels[inputs == self._end] = IGNORED
+        return Batch(input_ids=torch.from_numpy(inputs.copy()), labels=torch.from_numpy(labels))
+
+    def window_starts(self, step: int) -> np.ndarray:
+        """First position of each window of a step's batch: (batch_size,) int64."""
+        first = step * self._batch_size
+        windows = range(first, first + self._batch_size)
+        places = [divmod(window, self.windows_per_epoch) for window in windows]
+        return np.array([self._starts(epoch)[place] for epoch, place in places], dtype=np.int64)
+
+    def _starts(self, epoch: int) -> np.ndarray:
+        # Only a cache: the permutation of one epoch, made again after a jump.
+        if epoch != self._epoch:
+            generator = np.random.default_rng((self._seed, epoch))
+            offset = generator.integers(len(self._tokens))
+            order = generator.permutation(self.windows_per_epoch)
+            self._epoch_starts = (offset + order * self._sequence_length) % len(self._tokens)
+            self._epoch = epoch
+        return self._epoch_starts

@@ -1,0 +1,129 @@
+"""Associative recall: read key-value pairs among filler, then name the value of queried keys."""
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from meanbank.data.batches import IGNORED, Batch
+
+Stage = tuple[float, int, int]
+
+
+@dataclass(frozen=True, kw_only=True)
+class RecallConfig:
+    """Sizes of the task and its curriculum.
+
+    The vocabulary is the ``keys``, then the ``values``, then the ``fillers``, in this order of ids.
+    A sequence asks for at most ``queries`` of its keys. ``curriculum``: (fraction of the steps,
+    tokens a sequence, pairs a sequence), short sequences first: models learn nothing from the long
+    ones alone.
+
+    Raises ValueError for sizes that do not fit together.
+    """
+
+    keys: int = 64
+    values: int = 32
+    fillers: int = 16
+    queries: int = 12
+    curriculum: tuple[Stage, ...] = ((0.3, 32, 4), (0.2, 64, 8), (0.5, 128, 12))
+
+    def __post_init__(self) -> None:
+        for name in ("keys", "values", "fillers", "queries"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"recall.{name} must be at least 1, got {getattr(self, name)}")
+        if not self.curriculum or any(len(stage) != 3 for stage in self.curriculum):
+            raise ValueError(
+                f"recall.curriculum needs stages (fraction, length, pairs), got {self.curriculum}"
+            )
+        # Config files give lists; a frozen value must be hashable.
+        object.__setattr__(self, "curriculum", tuple(tuple(stage) for stage in self.curriculum))
+        fractions = [fraction for fraction, _, _ in self.curriculum]
+        if min(fractions) <= 0 or not math.isclose(sum(fractions), 1, abs_tol=1e-6):
+            raise ValueError(
+                f"the fractions of recall.curriculum must be positive with sum 1, got {fractions}"
+            )
+        for _, length, pairs in self.curriculum:
+            check_room(length, pairs, self)
+
+    @property
+    def vocab_size(self) -> int:
+        """The number of distinct tokens."""
+        return self.keys + self.values + self.fillers
+
+
+def check_room(length: int, pairs: int, config: RecallConfig) -> None:
+    """Raises ValueError unless ``pairs`` pairs and their queries fit in ``length`` tokens."""
+    if not 1 <= pairs <= config.keys:
+        raise ValueError(f"recall needs from 1 to {config.keys} pairs (distinct keys), got {pairs}")
+    room = (length - min(config.queries, pairs)) // 2
+    if pairs > room:
+        raise ValueError(
+            f"{pairs} pairs do not fit in {length} tokens, only {max(room, 0)}: "
+            "use longer sequences or fewer pairs"
+        )
+
+
+def recall_batch(
+    generator: torch.Generator, batch_size: int, length: int, pairs: int, config: RecallConfig
+) -> Batch:
+    """Random sequences: (batch_size, length) each.
+
+    The last ``min(queries, pairs)`` tokens are query keys, distinct and stored before, each with
+    its value as the label *at the query's own position*; every other label is -100. In front of
+    them pairs (a key at an even position, its value right after) lie among random fillers.
+
+    Raises ValueError when the pairs do not fit.
+    """
+    check_room(length, pairs, config)
+    queries = min(config.queries, pairs)
+    slots = (length - queries) // 2
+    keys = _distinct(generator, batch_size, config.keys, pairs)
+    positions = 2 * _distinct(generator, batch_size, slots, pairs)
+    values = config.keys + torch.randint(config.values, (batch_size, pairs), generator=generator)
+    fillers = torch.randint(config.fillers, (batch_size, length), generator=generator)
+
+    input_ids = config.keys + config.values + fillers
+    input_ids.scatter_(1, positions, keys)
+    input_ids.scatter_(1, positions + 1, values)
+    # The pairs come in random order, so the first of them are a random choice.
+    input_ids[:, length - queries :] = keys[:, :queries]
+    labels = torch.full_like(input_ids, IGNORED)
+    labels[:, length - queries :] = values[:, :queries]
+    return Batch(input_ids=input_ids, labels=labels)
+
+
+def _distinct(generator: torch.Generator, rows: int, choices: int, count: int) -> torch.Tensor:
+    """``count`` distinct numbers below ``choices`` in random order for each row: (rows, count)."""
+    return torch.rand(rows, choices, generator=generator).argsort(dim=1)[:, :count]
+
+
+class RecallBatches:
+    """Batches of the curriculum over ``steps`` steps, a pure function of seed and step."""
+
+    def __init__(self, config: RecallConfig, *, batch_size: int, seed: int, steps: int):
+        if batch_size < 1 or steps < 1:
+            raise ValueError(
+                f"recall needs at least one row and one step, got batch_size {batch_size}, "
+                f"steps {steps}"
+            )
+        self.config = config
+        self._batch_size = batch_size
+        self._seed = seed
+        fractions = np.cumsum([fraction for fraction, _, _ in config.curriculum])
+        self._ends = np.round(fractions * steps).astype(int).tolist()
+
+    def stage(self, step: int) -> Stage:
+        """The stage of the curriculum at a step; after the last step the last stage stays."""
+        stages = zip(self._ends, self.config.curriculum, strict=True)
+        return next((stage for end, stage in stages if step < end), self.config.curriculum[-1])
+
+    def batch(self, step: int) -> Batch:
+        """The batch of this step, counted from 0: (batch_size, length of its stage)."""
+        if step < 0:
+            raise ValueError(f"steps count from 0, got {step}")
+        _, length, pairs = self.stage(step)
+        state = np.random.SeedSequence((self._seed, step)).generate_state(1, np.uint64)[0]
+        generator = torch.Generator().manual_seed(int(state) >> 1)
+        return recall_batch(generator, self._batch_size, length, pairs, self.config)

@@ -1,0 +1,33 @@
+"""A small corpus of words, and a cache of its own for every test."""
+
+import random
+from pathlib import Path
+
+import pytest
+from hypothesis import settings
+
+# A busy machine is no failure.
+settings.register_profile("no_deadline", deadline=None)
+settings.load_profile("no_deadline")
+
+WORDS = ["the", "memory", "keeps", "a", "mean", "of", "keys", "and", "naïve", "東京", "🙂"]
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The cache folder of this test."""
+    folder = tmp_path / "cache"
+    monkeypatch.setenv("MEANBANK_CACHE", str(folder))
+    return folder
+
+
+@pytest.fixture
+def corpus_folder(tmp_path: Path) -> Path:
+    """Forty text files of different lengths."""
+    folder = tmp_path / "corpus"
+    folder.mkdir()
+    generator = random.Random(0)
+    for number in range(40):
+        words = generator.choices(WORDS, k=20 + 10 * number)
+        (folder / f"{number:02}.txt").write_text(" ".join(words) + "\n", encoding="utf-8")
+    return folder
