@@ -77,6 +77,8 @@ def _build_dataclass(target: Any, value: Any, path: str) -> Any:
     if isinstance(value, target):
         return value
     where = f"{path}: " if path else ""
+    if isinstance(value, str) and issubclass(target, Tagged):
+        value = {"type": value}  # `memory: full` for `memory: {type: full}`
     if not isinstance(value, Mapping):
         raise ValueError(f"{where}expected a mapping of settings, got {value!r}")
     settings = dict(value)

@@ -60,4 +60,3 @@ def _map(node: Any, function: Callable[[Tensor], Tensor]) -> Any:
     if isinstance(node, tuple):
         return tuple(_map(item, function) for item in node)
     return node
-

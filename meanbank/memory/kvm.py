@@ -139,4 +139,3 @@ class KVMMemory(Memory):
         exact = self.key_nbytes(dtype) + value_nbytes + gate
         window = self.rows_max(tokens) - self.memory_rows_max(tokens)
         return batch * (self.memory_rows_max(tokens) * row + window * exact)
-

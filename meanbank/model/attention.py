@@ -25,7 +25,9 @@ class AttentionState(State):
 class SoftmaxAttention(nn.Module):
     """Address (queries, keys), value source and memory, and the output projection."""
 
-    def __init__(self, plan: LayerPlan, geometry: Geometry, place: Place, rope_theta: float) -> None:
+    def __init__(
+        self, plan: LayerPlan, geometry: Geometry, place: Place, rope_theta: float
+    ) -> None:
         super().__init__()
         self.address = Address(geometry, rope_theta)
         self.values = plan.values.build(geometry, place)

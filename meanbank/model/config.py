@@ -21,8 +21,8 @@ class MeanbankConfig(PreTrainedConfig):
     rope_theta: base of the rotary frequencies.
     residual_scale: factor of every residual branch; default 12 / num_hidden_layers (CompleteP).
     mlp_token_shift: whether the MLP's input is shifted towards the previous token.
-    initialization: "kvm" (the paper's) or "plain" (embedding N(0, 0.02), head N(0, 0.5/sqrt(d)),
-        what small models without warm-up tokens to spare need).
+    initialization: "kvm" (the paper's: tiny embedding, output projections 0) or "plain"
+        (embedding N(0, 0.02), head N(0, 0.5/sqrt(d)), every other matrix PyTorch's default).
     layers: one plain entry a layer, see `meanbank.expand_plan`; a list that is given as rules
         (any number of entries, or entries with `where`) is expanded.
     """
@@ -80,7 +80,9 @@ class MeanbankConfig(PreTrainedConfig):
 
     def plans(self) -> list[LayerPlan]:
         """The layers' plans as dataclasses; raises ValueError where one is wrong."""
-        plans = [build(LayerPlan, entry, f"layers.{i}") for i, entry in enumerate(self.layers or [])]
+        plans = [
+            build(LayerPlan, entry, f"layers.{i}") for i, entry in enumerate(self.layers or [])
+        ]
         for plan in plans:
             self.geometry(plan)
         return plans

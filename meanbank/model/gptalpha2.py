@@ -6,6 +6,7 @@
 
 import dataclasses
 
+import torch
 from torch import Tensor, nn
 
 from meanbank.core.context import Context
@@ -57,3 +58,10 @@ class Block(nn.Module):
         x = x + self.residual_scale * change
         return x, context, BlockState(attention, mlp)
 
+    def state_nbytes_max(self, tokens: int, batch: int, dtype: torch.dtype) -> int:
+        """Most bytes its state holds within the first `tokens` tokens."""
+        attention = self.attention
+        stored = attention.values.stored_nbytes(dtype)
+        tails = (attention.address, attention.values, self.mlp)
+        tail = sum(part.tail_width for part in tails) * dtype.itemsize
+        return attention.memory.nbytes_max(tokens, batch, dtype, stored) + batch * tail

@@ -13,7 +13,11 @@ from meanbank.values.projected import ProjectedValues
 
 
 def initialize_backbone(
-    embedding: nn.Embedding, embedding_norm: nn.LayerNorm, blocks: nn.ModuleList, final_norm: nn.LayerNorm, style: str
+    embedding: nn.Embedding,
+    embedding_norm: nn.LayerNorm,
+    blocks: nn.ModuleList,
+    final_norm: nn.LayerNorm,
+    style: str,
 ) -> None:
     """Embedding, norms and blocks; banks last, from the final start values of the embedding."""
     if style == "kvm":
@@ -27,7 +31,7 @@ def initialize_backbone(
             init.ones_(module.weight)
             init.zeros_(module.bias)
     for block in blocks:
-        initialize_block(block, len(blocks))
+        initialize_block(block, len(blocks), style)
     for block in blocks:
         initialize_bank(block, embedding_norm(embedding.weight))
 
@@ -47,13 +51,14 @@ def initialize_linear(linear: nn.Linear) -> None:
     init.uniform_(linear.weight, -bound, bound)
 
 
-def initialize_block(block: Block, num_layers: int) -> None:
+def initialize_block(block: Block, num_layers: int, style: str) -> None:
     """Start values of one block; plain linear maps and norms have theirs already."""
     ratio = 1 - block.layer / num_layers
     attention, address = block.attention, block.attention.address
-    init.zeros_(attention.output.weight)
-    init.zeros_(block.mlp.down.weight)
-    init.orthogonal_(block.mlp.up.weight)
+    if style == "kvm":
+        init.zeros_(attention.output.weight)
+        init.zeros_(block.mlp.down.weight)
+        init.orthogonal_(block.mlp.up.weight)
     init.copy_(address.query_shift, shift_start(address.query_shift, 0.2 * ratio))
     init.copy_(address.key_shift, shift_start(address.key_shift, 0.7 * ratio))
     if block.mlp.shift is not None:

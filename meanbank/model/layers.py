@@ -37,6 +37,11 @@ class Address(nn.Module):
         self.query_norm = nn.LayerNorm(geometry.key_dim, eps=1e-5)
         self.key_norm = nn.LayerNorm(geometry.key_dim, eps=1e-5)
 
+    @property
+    def tail_width(self) -> int:
+        """Numbers that its state holds for one sequence."""
+        return len(self.query_shift) + len(self.key_shift)
+
     def forward(
         self, x: Tensor, state: AddressState | None, layout: Layout
     ) -> tuple[Tensor, Tensor, AddressState]:
@@ -61,6 +66,11 @@ class MLP(nn.Module):
         self.shift = nn.Parameter(torch.empty(hidden_size)) if shifted else None
         self.up = nn.Linear(hidden_size, intermediate_size, bias=False)
         self.down = nn.Linear(intermediate_size, hidden_size, bias=False)
+
+    @property
+    def tail_width(self) -> int:
+        """Numbers that its state holds for one sequence."""
+        return 0 if self.shift is None else len(self.shift)
 
     def forward(self, x: Tensor, last: Tensor | None) -> tuple[Tensor, Tensor | None]:
         """x (B, T, hidden_size); last (B, 1, hidden_size): the token before, None at the start."""

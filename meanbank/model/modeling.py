@@ -106,6 +106,13 @@ class MeanbankModel(MeanbankPreTrainedModel):
         )
         return output if return_dict in (None, True) else output.to_tuple()
 
+    def memory_nbytes_max(self, tokens: int, batch: int = 1) -> int:
+        """Most bytes that a cache of this model holds within the first `tokens` tokens.
+
+        In closed form and in the model's dtype; bank tables are parameters and not in it.
+        """
+        return sum(block.state_nbytes_max(tokens, batch, self.dtype) for block in self.layers)
+
     def _embed(self, input_ids: Tensor | None, inputs_embeds: Tensor | None) -> Tensor:
         if (input_ids is None) == (inputs_embeds is None):
             raise ValueError("give exactly one of input_ids and inputs_embeds")

@@ -50,6 +50,10 @@ class BankValues(ValueSource):
     def stored_nbytes(self, dtype: torch.dtype) -> int:
         return torch.int32.itemsize
 
+    @property
+    def tail_width(self) -> int:
+        return 0
+
     @torch.no_grad()
     def start_from(self, inputs: Tensor) -> Tensor:
         """Start values: what a freshly drawn W_V, dropped afterwards, makes of `inputs`

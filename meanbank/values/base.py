@@ -57,4 +57,9 @@ class ValueSource(nn.Module, abc.ABC):
 
     @abc.abstractmethod
     def stored_nbytes(self, dtype: torch.dtype) -> int:
-        """Bytes that a state keeps for one token of one sequence."""
+        """Bytes that a memory's state keeps for one token of one sequence."""
+
+    @property
+    @abc.abstractmethod
+    def tail_width(self) -> int:
+        """Numbers that its own state holds for one sequence."""

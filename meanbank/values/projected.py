@@ -74,6 +74,10 @@ class ProjectedValues(ValueSource):
     def stored_nbytes(self, dtype: torch.dtype) -> int:
         return self.geometry.value_width * dtype.itemsize
 
+    @property
+    def tail_width(self) -> int:
+        return len(self.shift)
+
 
 class GatedResidual(nn.Module):
     """`v + (v_first - v) * sigmoid(base + W2 W1 x)`, W1 and W2 of low rank."""

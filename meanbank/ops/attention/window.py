@@ -88,7 +88,10 @@ def window_attention(
         stop = min(start + QUERY_BLOCK, seen + query.shape[2])
         low = window.earliest(start)
         head = min(window.sink, low)  # sink tokens stand at the index that is their position
-        keys, values = key[:, :, low + offset : stop + offset], value[:, :, low + offset : stop + offset]
+        keys, values = (
+            key[:, :, low + offset : stop + offset],
+            value[:, :, low + offset : stop + offset],
+        )
         positions = torch.arange(low, stop, device=query.device)
         if head:
             keys = torch.cat([key[:, :, :head], keys], dim=2)

@@ -135,7 +135,9 @@ def _check_shapes(query, key, value, merge_gate, norm_weight, norm_bias, rotary_
         )
     for name, tensor in (("norm_weight", norm_weight), ("norm_bias", norm_bias)):
         if tensor.shape != key.shape[-1:]:
-            raise ValueError(f"{name} must have shape ({key.shape[-1]},), got {tuple(tensor.shape)}")
+            raise ValueError(
+                f"{name} must have shape ({key.shape[-1]},), got {tuple(tensor.shape)}"
+            )
     if not 0 <= rotary_dim < key.shape[-1]:
         raise ValueError(
             f"rotary_dim must be at least 0 and below {key.shape[-1]} (all channels zeroed would "

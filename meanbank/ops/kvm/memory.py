@@ -37,6 +37,9 @@ class KVMMemory(State):
         puts them back before the next call.
     window_gate: (B, Hkv, L) merge gates of the same tokens, in fp32 or better; None without a gate.
     seen: tokens seen so far.
+
+    The update is lazy: at rest on a chunk boundary the window still holds the oldest block, which
+    is only swallowed when a further token arrives.
     """
 
     rows: KVMRows | None
@@ -66,16 +69,6 @@ class KVMUpdate:
     novelty: Tensor | None
     route: Tensor | None
     rows: KVMRows
-
-
-def window_start(seen: int, chunk_size: int, window_chunks: int) -> int:
-    """Position of the first token in the exact window after `seen` tokens.
-
-    The update is lazy: at rest on a chunk boundary the oldest block is still in the window and is
-    only swallowed when a further token arrives.
-    """
-    chunks = -(-seen // chunk_size)
-    return max(0, (chunks - window_chunks) * chunk_size)
 
 
 def accumulator_dtype(dtype: torch.dtype) -> torch.dtype:

@@ -17,7 +17,6 @@ from meanbank.ops.kvm.memory import (
     KVMRows,
     KVMUpdate,
     accumulator_dtype,
-    window_start,
 )
 from meanbank.ops.kvm.options import KVMOptions
 
@@ -51,50 +50,53 @@ def kvm_attention_reference(
 ) -> tuple[Tensor, KVMMemory]:
     """See `meanbank.ops.kvm_attention`, which checks the arguments."""
     batch, kv_heads, length, key_dim = key.shape
-    groups = query.shape[1] // kv_heads
-    chunk, blocks = options.chunk_size, options.window_chunks
-    seen = memory.seen if memory else 0
-    rows = memory.rows if memory else None
-    if memory:
-        key = torch.cat([memory.window_key.to(key.dtype), key], dim=2)
-        value = torch.cat([memory.window_value.to(value.dtype), value], dim=2)
-        if merge_gate is not None:
-            merge_gate = torch.cat([memory.window_gate.to(merge_gate.dtype), merge_gate], dim=2)
-    first = window_start(seen, chunk, blocks)  # position of key[:, :, 0]
-    query = query.view(batch, kv_heads, groups, length, key_dim) / math.sqrt(key_dim)
+    chunk = options.chunk_size
+    seen, rows, window = 0, None, []
+    if memory is not None:
+        seen, rows = memory.seen, memory.rows
+        held = (memory.window_key, memory.window_value, memory.window_gate)
+        window = split(held, spans(seen - memory.window_length, seen, chunk))
+    query = query.view(batch, kv_heads, -1, length, key_dim) / math.sqrt(key_dim)
     window_query = query * per_head(weights.window_temperature, kv_heads).to(query.dtype)
     state_query = query * per_head(weights.state_temperature, kv_heads).to(query.dtype)
 
-    outputs, position = [], seen
-    while position < seen + length:
-        start = position - position % chunk
-        stop = min(start + chunk, seen + length)
-        window = max(0, start - (blocks - 1) * chunk)
-        if position == start and window >= chunk:  # a token arrives: the oldest block overflows
-            block = slice(window - chunk - first, window - first)
-            gate = None if merge_gate is None else merge_gate[:, :, block]
-            rows = overflow(
-                rows, key[:, :, block], value[:, :, block], gate, weights, options, start, trace
-            )
-        now = slice(position - seen, stop - seen)
-        exact = slice(window - first, stop - first)
-        outputs.append(
-            read(
-                window_query[:, :, :, now],
-                state_query[:, :, :, now],
-                key[:, :, exact],
-                value[:, :, exact],
-                rows,
-                weights,
-                options,
-            )
-        )
-        position = stop
+    outputs, new = [], spans(seen, seen + length, chunk)
+    queries = split((window_query, state_query), new, dim=3)
+    for (start, _), (near, far), block in zip(
+        new, queries, split((key, value, merge_gate), new), strict=True
+    ):
+        if start % chunk:  # go on with the block at hand
+            window[-1] = join([window[-1], block])
+        else:
+            if len(window) == options.window_chunks:  # a token arrives: the oldest block overflows
+                rows = overflow(rows, *window.pop(0), weights, options, start, trace)
+            window.append(block)
+        exact_key, exact_value, _ = join(window)
+        outputs.append(read(near, far, exact_key, exact_value, rows, weights, options))
 
     output = torch.cat(outputs, dim=3).flatten(1, 2)
-    kept = window_start(seen + length, chunk, blocks) - first
-    last = [x if x is None or kept == 0 else x[:, :, kept:].clone() for x in (key, value, merge_gate)]
-    return output, KVMMemory(rows, last[0], last[1], last[2], seen + length)
+    return output, KVMMemory(rows, *join(window), seen + length)
+
+
+Block = tuple[Tensor, Tensor, Tensor | None]  # key, value and gate of some tokens of one chunk
+
+
+def spans(start: int, stop: int, chunk: int) -> list[tuple[int, int]]:
+    """Positions [start, stop) cut at the multiples of `chunk`."""
+    cuts = [start, *range((start // chunk + 1) * chunk, stop, chunk), stop]
+    return list(zip(cuts, cuts[1:], strict=False))
+
+
+def split(tensors: tuple, parts: list[tuple[int, int]], dim: int = 2) -> list:
+    """Cut each tensor (or None) along `dim` into consecutive parts of those lengths."""
+    lengths = [stop - start for start, stop in parts]
+    pieces = [[None] * len(parts) if x is None else x.split(lengths, dim) for x in tensors]
+    return list(zip(*pieces, strict=True))
+
+
+def join(blocks: list[Block]) -> Block:
+    """Consecutive blocks as one."""
+    return tuple(None if x[0] is None else torch.cat(x, dim=2) for x in zip(*blocks, strict=True))  # pyright: ignore
 
 
 def per_head(temperature: Tensor, kv_heads: int) -> Tensor:
@@ -180,13 +182,18 @@ def overflow(
         order = torch.sort(novelty, dim=-1, stable=True).indices  # ties: the earlier token
         appended = order[..., :count].sort(dim=-1).values
     if count:
-        taken = [None if x is None else gather(x, appended) for x in (free, value, key_gate, value_gate)]
+        taken = [
+            None if x is None else gather(x, appended) for x in (free, value, key_gate, value_gate)
+        ]
         gated = "append" in options.gated_writes
         new = open_rows(taken[0], taken[1], taken[2], taken[3], gated, options)  # pyright: ignore
         with torch.no_grad():
             similarity = torch.cat([similarity, free @ weights.norm(new.key).mT], dim=-1)
         rows = KVMRows(
-            *(torch.cat([getattr(rows, f), getattr(new, f)], dim=2) for f in ("key", "value", "scale"))
+            *(
+                torch.cat([getattr(rows, f), getattr(new, f)], dim=2)
+                for f in ("key", "value", "scale")
+            )
         )
     with torch.no_grad():
         route = first_argmax(similarity[..., options.sink :]) + options.sink
@@ -197,7 +204,9 @@ def overflow(
         add_rows(rows.value, route, value * apply_gate(merged, value_gate, gated)),
         count_writes(rows.scale, route, merged[..., 0], options),
     )
-    record(trace, seen, options, appended, novelty, route.masked_fill(merged[..., 0] == 0, -1), rows)
+    record(
+        trace, seen, options, appended, novelty, route.masked_fill(merged[..., 0] == 0, -1), rows
+    )
     return rows
 
 
