@@ -1,0 +1,47 @@
+"""Speed of decoding after a long context."""
+
+import statistics
+import time
+from typing import Any
+
+import torch
+
+from meanbank.core.progress import progress
+from meanbank.model import MeanbankForCausalLM
+
+PREFILL_CHUNK = 2048
+
+
+@torch.inference_mode()
+def decode_speed(
+    model: MeanbankForCausalLM, *, context: int = 8192, tokens: int = 64, seed: int = 0
+) -> dict[str, Any]:
+    """Tokens a second of batch 1, one by one, after `context` random tokens.
+
+    The median of `tokens` steps, so a chunk that is merged now and then does not show; the mean
+    has it.
+    """
+    model.eval()
+    generator = torch.Generator().manual_seed(seed)
+    shape = (1, context + tokens)
+    ids = torch.randint(model.config.vocab_size, shape, generator=generator).to(model.device)
+    cache, times = None, []
+    with progress("decode speed", context + tokens) as report:
+        for start in range(0, context, PREFILL_CHUNK):
+            part = ids[:, start : min(start + PREFILL_CHUNK, context)]
+            cache = model(input_ids=part, cache=cache, use_cache=True, logits_to_keep=1).cache
+            report(part.shape[1])
+        for index in range(context, context + tokens):
+            began = time.perf_counter()
+            output = model(input_ids=ids[:, index : index + 1], cache=cache, use_cache=True)
+            output.logits[0, -1].argmax().item()  # waits for the device
+            times.append(time.perf_counter() - began)
+            report(1)
+    median = statistics.median(times)
+    return {
+        "context": context,
+        "tokens_per_second": 1 / median,
+        "milliseconds_per_token": 1e3 * median,
+        "mean_milliseconds_per_token": 1e3 * statistics.fmean(times),
+        "memory_bytes": cache.nbytes(),
+    }

@@ -1,0 +1,110 @@
+"""Text generation with figures: a thin layer over Hugging Face's `generate`."""
+
+import dataclasses
+import time
+from collections.abc import Callable
+
+import torch
+from tokenizers import Tokenizer
+from tokenizers.decoders import DecodeStream
+from transformers.generation.streamers import BaseStreamer
+
+from meanbank.model import MeanbankCache, MeanbankForCausalLM
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class SamplingSettings:
+    """temperature 0 is greedy; top_p keeps the most likely tokens up to that probability."""
+
+    max_new_tokens: int = 128
+    temperature: float = 0.0
+    top_p: float = 1.0
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.max_new_tokens < 1:
+            raise ValueError(f"max_new_tokens must be at least 1, got {self.max_new_tokens}")
+        if not self.temperature >= 0:
+            raise ValueError(f"temperature must not be negative, got {self.temperature}")
+        if not 0 < self.top_p <= 1:
+            raise ValueError(f"top_p must be above 0 and at most 1, got {self.top_p}")
+
+    def keywords(self) -> dict:
+        """As `generate` takes them."""
+        if self.temperature == 0:
+            return {"do_sample": False}
+        return {"do_sample": True, "temperature": self.temperature, "top_p": self.top_p, "top_k": 0}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Generated:
+    """text: the continuation; seen: tokens the memory has seen; memory_bytes: what it holds."""
+
+    text: str
+    new_tokens: int
+    tokens_per_second: float
+    seen: int
+    memory_bytes: int
+
+
+class _Streamer(BaseStreamer):
+    """Decodes token by token; the first call brings the prompt."""
+
+    def __init__(self, tokenizer: Tokenizer, show: Callable[[str], None]) -> None:
+        self.tokenizer, self.show = tokenizer, show
+        self.stream = DecodeStream(skip_special_tokens=True)
+        self.pieces: list[str] = []
+        self.first_token_at: float | None = None
+        self.count = -1  # the prompt comes first
+
+    def put(self, value: torch.Tensor) -> None:
+        self.count += 1
+        if self.count == 0:
+            return
+        if self.first_token_at is None:
+            self.first_token_at = time.perf_counter()
+        piece = self.stream.step(self.tokenizer, int(value.flatten()[-1]))
+        if piece:
+            self.pieces.append(piece)
+            self.show(piece)
+
+    def end(self) -> None:
+        pass
+
+
+def stream_text(
+    model: MeanbankForCausalLM,
+    tokenizer: Tokenizer,
+    prompt: str,
+    settings: SamplingSettings,
+    show: Callable[[str], None] = lambda piece: None,
+) -> Generated:
+    """Continue `prompt`; `show` gets each piece of text as it comes.
+
+    tokens_per_second counts decoding only, from the second token on.
+    Raises ValueError for an empty prompt.
+    """
+    ids = tokenizer.encode(prompt, add_special_tokens=False).ids
+    if not ids:
+        raise ValueError("the prompt is empty; give at least one character")
+    streamer = _Streamer(tokenizer, show)
+    cache = MeanbankCache(model.config.num_hidden_layers)
+    torch.manual_seed(settings.seed)
+    model.generate(
+        torch.tensor([ids], device=model.device),
+        max_new_tokens=settings.max_new_tokens,
+        cache=cache,
+        streamer=streamer,
+        pad_token_id=model.config.eos_token_id,
+        **settings.keywords(),
+    )
+    finished = time.perf_counter()
+    steps = max(streamer.count - 1, 1)
+    seconds = finished - (streamer.first_token_at or finished)
+    return Generated(
+        text="".join(streamer.pieces),
+        new_tokens=streamer.count,
+        tokens_per_second=steps / seconds if seconds > 0 else 0.0,
+        seen=cache.seen,
+        memory_bytes=cache.nbytes(),
+    )

@@ -1,0 +1,183 @@
+"""A run as data: model, data and training settings, from a YAML file and overrides."""
+
+import dataclasses
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, Literal
+
+import yaml
+
+from meanbank.core.config import build, choose, to_plain
+from meanbank.data import DataConfig
+from meanbank.model import MeanbankConfig, expand_plan
+from meanbank.training.recipes import KVMRecipe, Recipe
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TrainingConfig:
+    """How a model is trained.
+
+    steps: optimizer steps; seed: of start values and data order.
+    recipe: optimizer, groups and schedule; "kvm" or "plain", or a mapping with their settings.
+    warmup_steps: the learning rate rises over these and falls linearly to 0 at the end.
+    evaluate_every: steps between held-out evaluations (0: never), on evaluation_tokens tokens.
+    checkpoint_every: steps between checkpoints (0: at the end only); keep_last: how many stay.
+    device: "auto" takes a GPU where there is one.
+    """
+
+    steps: int = 1000
+    seed: int = 0
+    recipe: Recipe = KVMRecipe()
+    warmup_steps: int = 200
+    evaluate_every: int = 0
+    evaluation_tokens: int = 65536
+    checkpoint_every: int = 0
+    keep_last: int = 1
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+
+    def __post_init__(self) -> None:
+        if self.steps < 1:
+            raise ValueError(f"steps must be at least 1, got {self.steps}")
+        if self.keep_last < 1:
+            raise ValueError(f"keep_last must be at least 1, got {self.keep_last}")
+        if not 0 <= self.warmup_steps <= self.steps:
+            raise ValueError(
+                f"warmup_steps must be between 0 and steps ({self.steps}), got {self.warmup_steps}"
+            )
+        for name in ("seed", "evaluate_every", "evaluation_tokens", "checkpoint_every"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"{name} must not be negative, got {getattr(self, name)}")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RunConfig:
+    """Everything that defines a run.
+
+    description: its name in tables; model: settings of `MeanbankConfig`, with the layer plan as
+    rules under `plan` (see `meanbank.expand_plan`) and without vocab_size, which the data gives.
+    """
+
+    model: dict[str, Any]
+    description: str = ""
+    data: DataConfig = DataConfig()
+    training: TrainingConfig = TrainingConfig()
+
+    def __post_init__(self) -> None:
+        self.model_config(vocab_size=2)
+
+    def model_config(self, vocab_size: int, end_of_text_id: int | None = None) -> MeanbankConfig:
+        """The Hugging Face configuration; raises ValueError for a wrong setting."""
+        settings = dict(self.model)
+        fixed = {"vocab_size", "layers", "use_cache", "pad_token_id", "bos_token_id"}
+        known = {f.name for f in dataclasses.fields(MeanbankConfig) if f.init} & set(
+            MeanbankConfig.__annotations__
+        )
+        for name in settings:
+            choose("setting in model:", name, sorted(known - fixed | {"plan"}))
+        rules = settings.pop("plan", [{}])
+        if not isinstance(rules, list):
+            raise ValueError(f"model.plan must be a list of rules, got {rules!r}")
+        num_layers = settings.get("num_hidden_layers", MeanbankConfig.num_hidden_layers)
+        try:
+            settings["layers"] = expand_plan(rules, num_layers)
+            return MeanbankConfig(
+                **settings,
+                vocab_size=vocab_size,
+                bos_token_id=end_of_text_id,
+                eos_token_id=end_of_text_id,
+            )
+        except (TypeError, ValueError) as error:
+            raise ValueError(f"model: {_one_line(error)}") from None
+
+    def plain(self) -> dict[str, Any]:
+        """The configuration as YAML holds it."""
+        return to_plain(self)
+
+
+def bundled_configs() -> Path:
+    """Folder of the configurations that come with meanbank."""
+    package = Path(__file__).resolve().parents[1]
+    installed = package / "configs"
+    return installed if installed.is_dir() else package.parent / "configs"
+
+
+def find_config(name: str | Path) -> Path:
+    """A path to a YAML file, or the name of a bundled one such as `quick/kvm_sqrt`."""
+    path, root = Path(name), bundled_configs()
+    if path.is_file():
+        return path
+    bundled = root / path.with_suffix(".yaml")
+    if not path.is_absolute() and bundled.is_file():
+        return bundled
+    names = sorted(str(p.relative_to(root).with_suffix("")) for p in root.rglob("*.yaml"))
+    raise ValueError(f"there is no configuration {name}; bundled ones are {', '.join(names)}")
+
+
+def load_config(path: str | Path, overrides: Iterable[str] = ()) -> RunConfig:
+    """Read a YAML file (see `find_config`) and apply overrides `a.b.0.c=value` (the value is YAML, too).
+
+    Raises ValueError, in one line, for a file that is not there or not YAML, and for any setting
+    that is unknown or wrong.
+    """
+    path = find_config(path)
+    try:
+        settings = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ValueError(f"cannot read the configuration {path}: {error.strerror}") from None
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise ValueError(f"{path} is not valid YAML: {_one_line(error)}") from None
+    if not isinstance(settings, dict):
+        raise ValueError(f"{path} must hold a mapping with model, data and training")
+    for override in overrides:
+        _override(settings, override)
+    try:
+        return build(RunConfig, settings)
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from None
+
+
+def _override(settings: dict, override: str) -> None:
+    key, equals, text = override.partition("=")
+    if not equals or not key:
+        raise ValueError(f"an override must look like training.steps=100, got {override!r}")
+    try:
+        value = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise ValueError(f"the value of {override!r} is not YAML: {_one_line(error)}") from None
+    node: Any = settings
+    *parents, last = key.split(".")
+    for depth, name in enumerate(parents):
+        child = _child(node, name, override)
+        if isinstance(child, str):  # `recipe: kvm` is short for `recipe: {type: kvm}`
+            child = {"type": child}
+        elif child is None:
+            child = {}
+        if not isinstance(child, (dict, list)):
+            path = ".".join(parents[: depth + 1])
+            raise ValueError(f"cannot set {key}: {path} is {child!r}, not a group of settings")
+        _assign(node, name, child, override)
+        node = child
+    _assign(node, last, value, override)
+
+
+def _child(node: dict | list, name: str, override: str) -> Any:
+    return node[_index(node, name, override)] if isinstance(node, list) else node.get(name)
+
+
+def _assign(node: dict | list, name: str, value: Any, override: str) -> None:
+    if isinstance(node, list):
+        node[_index(node, name, override)] = value
+    else:
+        node[name] = value
+
+
+def _index(node: list, name: str, override: str) -> int:
+    if not name.isdigit() or int(name) >= len(node):
+        raise ValueError(
+            f"{override!r}: {name!r} is not an entry of a list of {len(node)} (0 is the first)"
+        )
+    return int(name)
+
+
+def _one_line(error: Exception) -> str:
+    return " ".join(str(error).split())

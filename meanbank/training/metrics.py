@@ -1,0 +1,47 @@
+"""Metrics of a run: one JSON line each, and TensorBoard where that extra is installed."""
+
+import importlib.util
+import json
+from pathlib import Path
+from typing import Any
+
+from meanbank.core.files import write_text
+
+
+class Metrics:
+    """Appends to `metrics.jsonl`; lines at or after `first_step` of an earlier try are dropped."""
+
+    def __init__(self, path: Path, first_step: int) -> None:
+        if path.is_file():
+            lines = [line for line in read_metrics(path) if line["step"] <= first_step]
+            write_text(path, "".join(json.dumps(line) + "\n" for line in lines))
+        self._file = path.open("a", encoding="utf-8")
+        self._board = None
+        if importlib.util.find_spec("tensorboard"):
+            from torch.utils.tensorboard import SummaryWriter  # noqa: PLC0415
+
+            self._board = SummaryWriter(str(path.parent / "tensorboard"), purge_step=first_step + 1)
+
+    def write(self, step: int, **values: Any) -> None:
+        """One line: the step (counted from 1) and plain numbers."""
+        self._file.write(json.dumps({"step": step, **values}) + "\n")
+        self._file.flush()
+        if self._board is not None:
+            for name, value in values.items():
+                self._board.add_scalar(name, value, step)
+
+    def close(self) -> None:
+        self._file.close()
+        if self._board is not None:
+            self._board.close()
+
+
+def read_metrics(path: Path) -> list[dict[str, Any]]:
+    """The whole lines of a metrics file; one that a crash cut short at the end is left out."""
+    lines = []
+    for line in path.read_text(encoding="utf-8").splitlines():
+        try:
+            lines.append(json.loads(line))
+        except ValueError:
+            break
+    return lines

@@ -1,0 +1,141 @@
+"""A run folder: where it is made, checked and read.
+
+RUN/config.yaml     the resolved configuration
+RUN/run.json        version, seed, data and sizes
+RUN/metrics.jsonl   one JSON line a step
+RUN/checkpoints/    the last checkpoints, each a Hugging Face folder
+RUN/evaluations/    results
+"""
+
+import dataclasses
+import shutil
+from pathlib import Path
+from typing import Any
+
+import torch
+import yaml
+from tokenizers import Tokenizer
+
+from meanbank.core.files import read_json, write_json, write_text
+from meanbank.data import Corpus, RecallBatches, TextBatches, prepare_corpus
+from meanbank.data.tokenizer import load_tokenizer
+from meanbank.model import MeanbankForCausalLM
+from meanbank.training.checkpoint import TOKENIZER, checkpoints
+from meanbank.training.config import RunConfig, load_config
+
+CONFIG, RUN, METRICS = "config.yaml", "run.json", "metrics.jsonl"
+
+
+@dataclasses.dataclass(frozen=True)
+class TrainingData:
+    """Batches by step, and the corpus behind them (None for the recall source)."""
+
+    batches: TextBatches | RecallBatches
+    corpus: Corpus | None
+    vocab_size: int
+    description: dict[str, Any]
+
+    @property
+    def end_of_text_id(self) -> int | None:
+        return None if self.corpus is None else self.corpus.end_of_text_id
+
+
+def open_data(config: RunConfig) -> TrainingData:
+    """Prepare the data of a run; builds a corpus on first use."""
+    data, training = config.data, config.training
+    if data.recall is not None:
+        batches = RecallBatches(
+            data.recall, batch_size=data.batch_size, seed=training.seed, steps=training.steps
+        )
+        return TrainingData(batches, None, data.recall.vocab_size, {"source": data.source})
+    corpus = prepare_corpus(data)
+    batches = TextBatches(
+        corpus.train,
+        sequence_length=data.sequence_length,
+        batch_size=data.batch_size,
+        seed=training.seed,
+        end_of_text_id=corpus.end_of_text_id,
+    )
+    description = {**corpus.description, "fingerprint": corpus.fingerprint}
+    return TrainingData(batches, corpus, corpus.vocab_size, description)
+
+
+def make_run(run: Path, config: RunConfig, *, force: bool) -> None:
+    """Make the folder of a new run.
+
+    Raises ValueError when there is something already; `force` replaces an earlier run, and only
+    that.
+    """
+    if run.exists() and (not run.is_dir() or any(run.iterdir())):
+        if not force:
+            raise ValueError(
+                f"{run} exists already: give another --out, --resume to go on with that run, or "
+                "--force to replace it"
+            )
+        if not (run / CONFIG).is_file():
+            raise ValueError(f"{run} is not a run folder, so --force does not replace it")
+        shutil.rmtree(run)
+    run.mkdir(parents=True, exist_ok=True)
+    write_text(run / CONFIG, yaml.safe_dump(config.plain(), sort_keys=False))
+
+
+def check_resumable(run: Path, config: RunConfig) -> None:
+    """Raise ValueError unless `run` was made from the same configuration."""
+    saved = read_config(run)
+    difference = _difference(saved.plain(), config.plain())
+    if difference:
+        raise ValueError(f"cannot resume {run}: {difference}")
+
+
+def _difference(saved: Any, wanted: Any, path: str = "") -> str | None:
+    if isinstance(saved, dict) and isinstance(wanted, dict):
+        for key in {**saved, **wanted}:
+            where = f"{path}.{key}" if path else str(key)
+            found = _difference(saved.get(key), wanted.get(key), where)
+            if found:
+                return found
+        return None
+    return None if saved == wanted else f"it was made with {path} = {saved!r}, not {wanted!r}"
+
+
+def read_config(run: Path) -> RunConfig:
+    """The configuration of a run; ValueError when the folder is not one."""
+    if not (run / CONFIG).is_file():
+        raise ValueError(
+            f"{run} is not a run folder (it has no {CONFIG}); `meanbank train CONFIG --out {run}` "
+            "makes one"
+        )
+    return load_config(run / CONFIG)
+
+
+@dataclasses.dataclass(frozen=True)
+class LoadedRun:
+    """A run's model, in evaluation mode, and what belongs to it."""
+
+    path: Path
+    config: RunConfig
+    model: MeanbankForCausalLM
+    tokenizer: Tokenizer | None
+    info: dict[str, Any]
+    step: int
+
+
+def load_run(run: str | Path, device: str = "cpu") -> LoadedRun:
+    """Load the last checkpoint of a run.
+
+    Raises ValueError when the folder is not a run or holds no checkpoint yet.
+    """
+    run = Path(run)
+    config = read_config(run)
+    found = checkpoints(run)
+    if not found:
+        raise ValueError(f"{run} holds no checkpoint yet; train it, or go on with --resume")
+    model = MeanbankForCausalLM.from_pretrained(found[-1], local_files_only=True)
+    tokenizer = load_tokenizer(found[-1]) if (found[-1] / TOKENIZER).is_file() else None
+    info = read_json(run / RUN)
+    step = int(found[-1].name.split("-")[1])
+    return LoadedRun(run, config, model.to(torch.device(device)).eval(), tokenizer, info, step)
+
+
+def write_run_info(run: Path, info: dict[str, Any]) -> None:
+    write_json(run / RUN, info)
