@@ -1,0 +1,74 @@
+"""One look for every figure: an arm keeps its colour, marker and dashes through all of them."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True, kw_only=True)
+class Style:
+    """How an arm is drawn; dashes and markers tell lines apart that lie on each other."""
+
+    color: str
+    marker: str
+    dashes: tuple[float, ...] = ()
+
+    @property
+    def line(self) -> dict[str, Any]:
+        """Keywords of ``Axes.plot``."""
+        return {"color": self.color, "dashes": self.dashes or (None, None)}
+
+
+# Okabe and Ito's colours, which readers with any colour vision tell apart.
+STYLES = {
+    "full": Style(color="#222222", marker="o"),
+    "block_window": Style(color="#009E73", marker="s", dashes=(2, 1.5)),
+    "kvm_fixed": Style(color="#56B4E9", marker="^"),
+    "kvm_sqrt": Style(color="#0072B2", marker="D"),
+    "kvm_sqrt_bank": Style(color="#D55E00", marker="v", dashes=(5, 2)),
+}
+GUIDE = "#767676"
+
+# Any: matplotlib has a type for the names of settings in some versions only.
+_SETTINGS: Any = {
+    "axes.axisbelow": True,
+    "axes.edgecolor": "#999999",
+    "axes.grid": True,
+    "axes.grid.axis": "y",
+    "axes.labelcolor": "#333333",
+    "axes.labelsize": 9,
+    "axes.linewidth": 0.8,
+    "axes.spines.right": False,
+    "axes.spines.top": False,
+    "axes.titlelocation": "left",
+    "axes.titlesize": 10,
+    "axes.titleweight": "bold",
+    "figure.facecolor": "white",
+    "font.family": "DejaVu Sans",
+    "font.size": 9,
+    "grid.color": "#e4e4e4",
+    "grid.linewidth": 0.8,
+    "legend.fontsize": 9,
+    "legend.frameon": False,
+    "legend.handlelength": 2.4,
+    "lines.linewidth": 1.8,
+    "lines.markersize": 4.5,
+    "savefig.dpi": 150,
+    "text.parse_math": False,  # a dollar sign in the name of a model is a dollar sign
+    "xtick.color": "#333333",
+    "xtick.labelsize": 8.5,
+    "ytick.color": "#333333",
+    "ytick.labelsize": 8.5,
+}
+
+
+@contextmanager
+def figure_style() -> Iterator[None]:
+    """Matplotlib with our settings over its defaults, whatever the user's own say."""
+    import matplotlib as mpl
+
+    with mpl.rc_context():
+        mpl.rcdefaults()
+        mpl.rcParams.update(_SETTINGS)
+        yield

@@ -1,0 +1,78 @@
+"""Numbers as a reader wants them, with a dash for what is missing."""
+
+import math
+from unicodedata import category
+
+DASH = "–"
+
+_BINARY_UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
+
+
+def decimal(value: float | None, places: int = 3) -> str:
+    """``1.2346`` -> ``1.235``."""
+    return DASH if value is None else f"{value:.{places}f}"
+
+
+def signed(value: float | None, places: int = 3) -> str:
+    """A difference, always with its sign."""
+    return DASH if value is None else f"{value:+.{places}f}"
+
+
+def grouped(value: int | None) -> str:
+    """``1234567`` -> ``1,234,567``."""
+    return DASH if value is None else f"{value:,}"
+
+
+def short_count(value: int | None) -> str:
+    """``1234567`` -> ``1.23M``, for numbers of parameters and tokens."""
+    if value is None:
+        return DASH
+    for unit, size in (("B", 10**9), ("M", 10**6), ("K", 10**3)):
+        if abs(value) >= size:
+            return f"{_three_digits(value / size)}{unit}"
+    return str(value)
+
+
+def length(tokens: int) -> str:
+    """``32768`` -> ``32K``, ``1048576`` -> ``1M``; lengths that are not round stay as they are."""
+    for unit, size in (("M", 2**20), ("K", 2**10)):
+        if tokens >= size and tokens % size == 0:
+            return f"{tokens // size}{unit}"
+    return f"{tokens:,}"
+
+
+def binary_size(size: float | None) -> str:
+    """``1610612736`` -> ``1.50 GiB``."""
+    if size is None:
+        return DASH
+    power = 0
+    while size >= 1000 and power < len(_BINARY_UNITS) - 1:
+        size /= 1024
+        power += 1
+    return f"{_three_digits(size) if power else round(size)} {_BINARY_UNITS[power]}"
+
+
+def rate(value: float | None) -> str:
+    """Tokens a second: ``1,234`` or ``12.3``."""
+    if value is None:
+        return DASH
+    return f"{value:,.0f}" if value >= 100 else f"{value:.1f}"
+
+
+def listed(items: list[str]) -> str:
+    """``a, b and c``."""
+    return " and ".join(part for part in (", ".join(items[:-1]), *items[-1:]) if part)
+
+
+def printable(text: str) -> str:
+    """Text without control characters and lone surrogates, which models do generate."""
+    shown = (
+        "\N{REPLACEMENT CHARACTER}" if category(c).startswith("C") and c not in "\n\t" else c
+        for c in text
+    )
+    return "".join(shown)
+
+
+def _three_digits(value: float) -> str:
+    places = max(0, 2 - int(math.log10(value))) if value >= 1 else 2
+    return f"{value:.{places}f}"
