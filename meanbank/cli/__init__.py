@@ -1,0 +1,40 @@
+"""The command line: one thin file a verb."""
+
+import os
+import sys
+
+ERRORS = (ValueError, ImportError, OSError)  # what a user can put right
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Entry point of `meanbank`.
+
+    Exit codes: 0 done; 2 wrong input, told in one line; 130 and 143 after Ctrl-C and SIGTERM.
+    MEANBANK_TRACEBACK=1 shows where an error came from.
+    """
+    import tyro  # noqa: PLC0415  each verb imports what it needs, so --help is quick
+
+    from meanbank.cli.demo import demo  # noqa: PLC0415
+    from meanbank.cli.evaluate import evaluate  # noqa: PLC0415
+    from meanbank.cli.generate import generate  # noqa: PLC0415
+    from meanbank.cli.train import train  # noqa: PLC0415
+
+    verbs = {"train": train, "evaluate": evaluate, "generate": generate, "demo": demo}
+    try:
+        code = tyro.extras.subcommand_cli_from_dict(
+            verbs,  # pyright: ignore[reportArgumentType]
+            prog="meanbank",
+            args=sys.argv[1:] if arguments is None else arguments,
+            description="Memory-efficient attention for long contexts: Key-Value Means, Bank of Values.",
+        )
+    except KeyboardInterrupt:
+        print("meanbank: stopped", file=sys.stderr)
+        sys.exit(130)
+    except BrokenPipeError:
+        sys.exit(141)
+    except ERRORS as error:
+        if os.environ.get("MEANBANK_TRACEBACK"):
+            raise
+        print(f"meanbank: error: {' '.join(str(error).split())}", file=sys.stderr)
+        sys.exit(2)
+    sys.exit(code or 0)

@@ -1,0 +1,54 @@
+"""`meanbank generate`."""
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import tyro
+
+
+def generate(
+    run: Annotated[Path, tyro.conf.Positional],
+    /,
+    prompt: str,
+    max_new_tokens: int = 128,
+    temperature: float = 0.0,
+    top_p: float = 1.0,
+    seed: int = 0,
+    device: str = "cpu",
+) -> int:
+    """Go on with a prompt; text streams to stdout, figures to stderr.
+
+    Args:
+        run: the folder of a run.
+        prompt: the text to go on with; - reads it from standard input.
+        max_new_tokens: tokens to generate; less when the model ends the text.
+        temperature: 0 takes the most likely token; otherwise tokens are drawn at this temperature.
+        top_p: draw from the most likely tokens that together have this probability.
+        seed: of the draws.
+        device: cpu or cuda.
+    """
+    from meanbank.evaluation.generation import SamplingSettings, stream_text  # noqa: PLC0415
+    from meanbank.training import load_run  # noqa: PLC0415
+
+    settings = SamplingSettings(
+        max_new_tokens=max_new_tokens, temperature=temperature, top_p=top_p, seed=seed
+    )
+    loaded = load_run(run, device)
+    if loaded.tokenizer is None:
+        raise ValueError(f"{run} was trained on {loaded.config.data.source}, which is not text")
+    text = sys.stdin.read() if prompt == "-" else prompt
+
+    def show(piece: str) -> None:
+        sys.stdout.write(piece)
+        sys.stdout.flush()
+
+    show(text)
+    result = stream_text(loaded.model, loaded.tokenizer, text, settings, show)
+    show("\n")
+    print(
+        f"{result.new_tokens} tokens, {result.tokens_per_second:,.1f} tokens/s, "
+        f"{result.memory_bytes / 2**10:,.1f} KiB of memory after {result.seen} tokens",
+        file=sys.stderr,
+    )
+    return 0

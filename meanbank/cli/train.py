@@ -1,0 +1,41 @@
+"""`meanbank train`."""
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import tyro
+
+
+def train(
+    config: Annotated[str, tyro.conf.Positional],
+    /,
+    set: Annotated[tyro.conf.UseAppendAction[list[str]], tyro.conf.arg(metavar="KEY=VALUE")] = [],  # noqa: A002, B006
+    out: Path | None = None,
+    resume: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False,
+    force: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False,
+) -> int:
+    """Train a model.
+
+    Args:
+        config: a YAML file, or the name of a bundled configuration such as quick/kvm_sqrt.
+        set: change one setting, for example training.steps=100 or
+            model.plan.0.memory.budget.factor=8; may be given several times.
+        out: run folder; default runs/NAME-OF-CONFIG.
+        resume: go on with an interrupted run.
+        force: replace an earlier run.
+    """
+    from meanbank.training import Interrupted, load_config  # noqa: PLC0415
+    from meanbank.training import train as train_run  # noqa: PLC0415
+
+    settings = load_config(config, set)
+    folder = out or Path("runs") / Path(config).stem
+    if resume and force:
+        raise ValueError("--resume and --force exclude each other")
+    try:
+        train_run(settings, folder, resume=resume, force=force)
+    except Interrupted as stop:
+        print(f"meanbank: {stop}; go on with the same command and --resume", file=sys.stderr)
+        return 128 + stop.number
+    print(f"run: {folder}")
+    return 0

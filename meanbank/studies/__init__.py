@@ -1,0 +1,1 @@
+"""Studies: runs and evaluations put together."""
