@@ -1,4 +1,4 @@
-"""Key-Value Means and Bank of Values: memory-efficient attention for long-context language models."""
+"""Key-Value Means and Bank of Values: memory-efficient attention for long contexts."""
 
 from meanbank import ops
 from meanbank.model import (

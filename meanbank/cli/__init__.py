@@ -12,12 +12,13 @@ def main(arguments: list[str] | None = None) -> None:
     Exit codes: 0 done; 2 wrong input, told in one line; 130 and 143 after Ctrl-C and SIGTERM.
     MEANBANK_TRACEBACK=1 shows where an error came from.
     """
-    import tyro  # noqa: PLC0415  each verb imports what it needs, so --help is quick
+    os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")  # our own progress is enough
+    import tyro
 
-    from meanbank.cli.demo import demo  # noqa: PLC0415
-    from meanbank.cli.evaluate import evaluate  # noqa: PLC0415
-    from meanbank.cli.generate import generate  # noqa: PLC0415
-    from meanbank.cli.train import train  # noqa: PLC0415
+    from meanbank.cli.demo import demo
+    from meanbank.cli.evaluate import evaluate
+    from meanbank.cli.generate import generate
+    from meanbank.cli.train import train
 
     verbs = {"train": train, "evaluate": evaluate, "generate": generate, "demo": demo}
     try:
@@ -25,7 +26,7 @@ def main(arguments: list[str] | None = None) -> None:
             verbs,  # pyright: ignore[reportArgumentType]
             prog="meanbank",
             args=sys.argv[1:] if arguments is None else arguments,
-            description="Memory-efficient attention for long contexts: Key-Value Means, Bank of Values.",
+            description="Key-Value Means and Bank of Values: train, evaluate, generate.",
         )
     except KeyboardInterrupt:
         print("meanbank: stopped", file=sys.stderr)

@@ -21,7 +21,7 @@ def demo(
         force: start afresh, replacing an earlier demo.
         jobs: processes at a time; default one for each core, at most 4.
     """
-    from meanbank.studies.demo import run_demo  # noqa: PLC0415
+    from meanbank.studies.demo import run_demo
 
     run_demo(out, force=force, jobs=jobs)
     return 0

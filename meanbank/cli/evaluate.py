@@ -31,8 +31,8 @@ def evaluate(
         sequences: recall: sequences for each length and number of pairs.
         device: cpu or cuda.
     """
-    from meanbank.studies.evaluations import EvaluationSettings, evaluate_run  # noqa: PLC0415
-    from meanbank.training import load_run  # noqa: PLC0415
+    from meanbank.studies.evaluations import EvaluationSettings, evaluate_run
+    from meanbank.training import load_run
 
     settings = EvaluationSettings(
         max_tokens=max_tokens,
@@ -50,8 +50,8 @@ def evaluate(
 
 def print_result(result: dict[str, Any]) -> None:
     """A table of one result."""
-    from rich.console import Console  # noqa: PLC0415
-    from rich.table import Table  # noqa: PLC0415
+    from rich.console import Console
+    from rich.table import Table
 
     results = result["results"]
     rows = next((v for v in results.values() if isinstance(v, list)), None)

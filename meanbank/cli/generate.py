@@ -28,8 +28,8 @@ def generate(
         seed: of the draws.
         device: cpu or cuda.
     """
-    from meanbank.evaluation.generation import SamplingSettings, stream_text  # noqa: PLC0415
-    from meanbank.training import load_run  # noqa: PLC0415
+    from meanbank.evaluation.generation import SamplingSettings, stream_text
+    from meanbank.training import load_run
 
     settings = SamplingSettings(
         max_new_tokens=max_new_tokens, temperature=temperature, top_p=top_p, seed=seed

@@ -10,7 +10,7 @@ import tyro
 def train(
     config: Annotated[str, tyro.conf.Positional],
     /,
-    set: Annotated[tyro.conf.UseAppendAction[list[str]], tyro.conf.arg(metavar="KEY=VALUE")] = [],  # noqa: A002, B006
+    set: Annotated[tyro.conf.UseAppendAction[list[str]], tyro.conf.arg(metavar="KEY=VALUE")] = [],  # noqa: B006
     out: Path | None = None,
     resume: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False,
     force: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False,
@@ -25,8 +25,8 @@ def train(
         resume: go on with an interrupted run.
         force: replace an earlier run.
     """
-    from meanbank.training import Interrupted, load_config  # noqa: PLC0415
-    from meanbank.training import train as train_run  # noqa: PLC0415
+    from meanbank.training import Interrupted, load_config
+    from meanbank.training import train as train_run
 
     settings = load_config(config, set)
     folder = out or Path("runs") / Path(config).stem

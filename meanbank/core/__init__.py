@@ -1,1 +1,1 @@
-"""The words that memories and value sources share: configuration, state, values, layout, context."""
+"""The words that both axes share: configuration, state, values, layout, context."""

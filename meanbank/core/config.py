@@ -13,7 +13,7 @@ from typing import Any, ClassVar, Literal, Self, Union
 
 
 def choose(kind: str, name: Any, choices: typing.Iterable[str]) -> str:
-    """Return `name` if it is one of `choices`; otherwise raise a ValueError, nearest choice first."""
+    """Return `name` if it is one of `choices`, or raise a ValueError with the nearest one first."""
     choices = list(choices)
     if name in choices:
         return name
@@ -43,7 +43,7 @@ class Tagged:
 
 
 def to_plain(value: Any) -> Any:
-    """The inverse of `build`: dataclasses become dicts (with their `type` tag), tuples become lists."""
+    """The inverse of `build`: dataclasses become dicts (with their `type`), tuples lists."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         fields = {f.name: to_plain(getattr(value, f.name)) for f in dataclasses.fields(value)}
         return {"type": value.tag, **fields} if isinstance(value, Tagged) else fields

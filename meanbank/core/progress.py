@@ -21,8 +21,8 @@ def progress(title: str, total: int, *, done: int = 0) -> Iterator[Report]:
 
 
 def _bar(title: str, total: int, done: int) -> Iterator[Report]:
-    from rich import progress as rich_progress  # noqa: PLC0415  only long steps need it
-    from rich.console import Console  # noqa: PLC0415
+    from rich import progress as rich_progress
+    from rich.console import Console
 
     columns = (
         rich_progress.TextColumn("{task.description}"),

@@ -28,7 +28,7 @@ def commit() -> str | None:
 
 def produced_by(*, device: str, dtype: str, seed: int | None) -> dict[str, Any]:
     """Version, commit and machine facts, as plain JSON values."""
-    from meanbank import __version__  # noqa: PLC0415  the package imports this module
+    from meanbank import __version__
 
     return {
         "version": __version__,

@@ -53,10 +53,10 @@ def _map(node: Any, function: Callable[[Tensor], Tensor]) -> Any:
     if isinstance(node, Tensor):
         return function(node)
     if isinstance(node, State):
-        fields = dataclasses.fields(node)  # pyright: ignore[reportArgumentType]
-        return dataclasses.replace(  # pyright: ignore[reportArgumentType]
-            node, **{f.name: _map(getattr(node, f.name), function) for f in fields}
-        )
+        instance: Any = node
+        fields = dataclasses.fields(instance)
+        changed = {f.name: _map(getattr(node, f.name), function) for f in fields}
+        return dataclasses.replace(instance, **changed)
     if isinstance(node, tuple):
         return tuple(_map(item, function) for item in node)
     return node

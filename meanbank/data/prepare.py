@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 from tokenizers import Tokenizer
 
+from meanbank.core.progress import progress
 from meanbank.data.cache import build_once, cache_root
 from meanbank.data.config import DataConfig
 from meanbank.data.packed import PackedTokens, PackedWriter
-from meanbank.core.progress import progress
 from meanbank.data.sources import RECALL, Document, Source, open_source
 from meanbank.data.tokenizer import (
     SAMPLE_BYTES,

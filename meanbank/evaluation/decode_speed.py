@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from meanbank.core.progress import progress
-from meanbank.model import MeanbankForCausalLM
+from meanbank.model import MeanbankCache, MeanbankForCausalLM
 
 PREFILL_CHUNK = 2048
 
@@ -25,15 +25,15 @@ def decode_speed(
     generator = torch.Generator().manual_seed(seed)
     shape = (1, context + tokens)
     ids = torch.randint(model.config.vocab_size, shape, generator=generator).to(model.device)
-    cache, times = None, []
+    cache, times = MeanbankCache(model.config.num_hidden_layers), []
     with progress("decode speed", context + tokens) as report:
         for start in range(0, context, PREFILL_CHUNK):
             part = ids[:, start : min(start + PREFILL_CHUNK, context)]
-            cache = model(input_ids=part, cache=cache, use_cache=True, logits_to_keep=1).cache
+            model(input_ids=part, cache=cache, logits_to_keep=1)
             report(part.shape[1])
         for index in range(context, context + tokens):
             began = time.perf_counter()
-            output = model(input_ids=ids[:, index : index + 1], cache=cache, use_cache=True)
+            output = model(input_ids=ids[:, index : index + 1], cache=cache)
             output.logits[0, -1].argmax().item()  # waits for the device
             times.append(time.perf_counter() - began)
             report(1)

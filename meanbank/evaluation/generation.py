@@ -90,7 +90,7 @@ def stream_text(
     streamer = _Streamer(tokenizer, show)
     cache = MeanbankCache(model.config.num_hidden_layers)
     torch.manual_seed(settings.seed)
-    model.generate(
+    model.generate(  # pyright: ignore[reportAttributeAccessIssue]
         torch.tensor([ids], device=model.device),
         max_new_tokens=settings.max_new_tokens,
         cache=cache,

@@ -1,7 +1,7 @@
 """Key-Value Means as a memory: an exact window and compressed rows for everything older."""
 
 import dataclasses
-from typing import Literal
+from typing import Literal, cast
 
 import torch
 import torch.nn.functional as F
@@ -91,7 +91,7 @@ class KVMMemory(Memory):
         window_value, value = values.dense().to(query.dtype).tensor_split([carried], dim=2)
         if state is not None:
             memory = dataclasses.replace(state.memory, window_value=window_value)
-        output, memory = kvm_attention(
+        attended = kvm_attention(
             query,
             key,
             value,
@@ -106,6 +106,7 @@ class KVMMemory(Memory):
             backend=self.config.backend,
             **self.config.operator_settings(),
         )
+        output, memory = cast(tuple[Tensor, KVMOpMemory], attended)
         at_hand = carried + layout.length
         kept = torch.arange(at_hand - memory.window_length, at_hand, device=query.device)
         memory = dataclasses.replace(memory, window_value=None)

@@ -41,6 +41,7 @@ class Block(nn.Module):
         self.attention_norm = nn.LayerNorm(config.hidden_size, eps=1e-5)
         self.attention = SoftmaxAttention(plans[layer], geometry, places[layer], config.rope_theta)
         self.mlp_norm = nn.LayerNorm(config.hidden_size, eps=1e-5)
+        assert config.intermediate_size is not None  # the configuration fills it in
         self.mlp = MLP(config.hidden_size, config.intermediate_size, config.mlp_token_shift)
 
     def forward(

@@ -3,6 +3,8 @@
 Every function of `init` leaves a parameter alone that was loaded from a file.
 """
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor, nn
 from transformers import initialization as init
@@ -15,7 +17,7 @@ from meanbank.values.projected import ProjectedValues
 def initialize_backbone(
     embedding: nn.Embedding,
     embedding_norm: nn.LayerNorm,
-    blocks: nn.ModuleList,
+    blocks: Sequence[Block],
     final_norm: nn.LayerNorm,
     style: str,
 ) -> None:
@@ -24,7 +26,8 @@ def initialize_backbone(
         init.uniform_(embedding.weight, -1e-4, 1e-4)
     else:
         init.normal_(embedding.weight, std=0.02)
-    for module in (embedding_norm, *blocks.modules(), final_norm):
+    inner = (module for block in blocks for module in block.modules())
+    for module in (embedding_norm, *inner, final_norm):
         if isinstance(module, nn.Linear):
             initialize_linear(module)
         elif isinstance(module, nn.LayerNorm):

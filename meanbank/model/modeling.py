@@ -29,14 +29,16 @@ class MeanbankPreTrainedModel(PreTrainedModel):
     @init.guard_torch_init_functions()
     def initialize_weights(self) -> None:
         """Start values of everything that was not loaded; called when a model is made or loaded."""
-        backbone, style = self.base_model, self.config.initialization
+        backbone: Any = self.base_model
+        style = self.config.initialization
         if not getattr(backbone, "_is_hf_initialized", False):
             initialize_backbone(
                 backbone.embedding, backbone.embedding_norm, backbone.layers, backbone.norm, style
             )
             backbone._is_hf_initialized = True
         if self is not backbone:
-            initialize_head(self.get_output_embeddings(), style)
+            head: Any = self.get_output_embeddings()
+            initialize_head(head, style)
 
 
 class MeanbankModel(MeanbankPreTrainedModel):

@@ -1,15 +1,13 @@
 """The demo: small models of both axes on real text, trained, evaluated and compared."""
 
-import contextlib
 import dataclasses
-import json
 import os
 import shutil
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from pathlib import Path
 
@@ -55,7 +53,9 @@ class Arm:
 
     def steps_done(self) -> int:
         path = self.folder / METRICS
-        return max((line["step"] for line in read_metrics(path)), default=0) if path.is_file() else 0
+        return (
+            max((line["step"] for line in read_metrics(path)), default=0) if path.is_file() else 0
+        )
 
 
 def run_demo(out: Path, *, force: bool = False, jobs: int | None = None) -> Path:
@@ -73,11 +73,13 @@ def run_demo(out: Path, *, force: bool = False, jobs: int | None = None) -> Path
     language = [arm for arm in arms if arm.folder.parent.name == "language"]
     corpus = prepare_corpus(language[0].config.data)
     train_and_evaluate(arms, jobs)
-    console = Console()
+    console = Console(width=None if sys.stdout.isatty() else 100)
     if not (out / "bigram.json").is_file():
         results = bigram_bits_per_byte(corpus)
         facts = produced_by(device="cpu", dtype="float64", seed=None)
-        write_json(out / "bigram.json", {"task": "bigram", "produced_by": facts, "results": results})
+        write_json(
+            out / "bigram.json", {"task": "bigram", "produced_by": facts, "results": results}
+        )
     for arm in language:  # one at a time, with nothing beside it
         run_command(arm, "evaluate", str(arm.folder), "--task", "decode-speed", threads=None)
     samples = write_samples(out, language)
@@ -95,7 +97,9 @@ def plan_arms(out: Path) -> list[Arm]:
     """All runs of the demo, those that take longest first."""
     arms = []
     for name in LANGUAGE:
-        arms.append(_arm(f"quick/{name}", (), out / "language" / name, LANGUAGE_EVALUATION + LIMITS))
+        arms.append(
+            _arm(f"quick/{name}", (), out / "language" / name, LANGUAGE_EVALUATION + LIMITS)
+        )
     for name in RECALL:
         for seed in RECALL_SEEDS:
             label = name if name == "full" else f"kvm_{name}"
@@ -142,24 +146,23 @@ def train_and_evaluate(arms: Sequence[Arm], jobs: int) -> None:
         return sum(min(arm.steps_done(), arm.steps) * cost[arm.folder] for arm in arms)
 
     shown = done()
-    with stopping_children(), progress("demo", total, done=shown) as report:
-        with ThreadPoolExecutor(jobs) as pool:
-            futures = {pool.submit(finish_arm, arm, threads): arm for arm in arms}
-            pending: set[Future] = set(futures)
-            try:
-                while pending:
-                    ended, pending = wait(pending, timeout=2, return_when=FIRST_COMPLETED)
-                    for future in ended:
-                        future.result()
-                    now = done()
-                    running = [arm.folder.name for arm in arms if 0 < arm.steps_done() < arm.steps]
-                    report(now - shown, ", ".join(running))
-                    shown = now
-            except BaseException:
-                for future in pending:
-                    future.cancel()
-                stop_children()
-                raise
+    _stopping.clear()  # a demo may be run again in the same process
+    with progress("demo", total, done=shown) as report, ThreadPoolExecutor(jobs) as pool:
+        pending: set[Future] = {pool.submit(finish_arm, arm, threads) for arm in arms}
+        try:
+            while pending:
+                ended, pending = wait(pending, timeout=2, return_when=FIRST_COMPLETED)
+                for future in ended:
+                    future.result()
+                now = done()
+                running = [arm.folder.name for arm in arms if 0 < arm.steps_done() < arm.steps]
+                report(now - shown, ", ".join(running))
+                shown = now
+        except BaseException:
+            for future in pending:
+                future.cancel()
+            stop_children()
+            raise
 
 
 def finish_arm(arm: Arm, threads: int) -> None:
@@ -212,13 +215,6 @@ def stop_children() -> None:
         child.terminate()
 
 
-@contextlib.contextmanager
-def stopping_children() -> Iterator[None]:
-    """Start with a clean slate; a demo may be run again in the same process."""
-    _stopping.clear()
-    yield
-
-
 def write_samples(out: Path, language: Sequence[Arm]) -> list[dict]:
     """A few lines of each language model for the same prompt, in `samples.json`."""
     settings = SamplingSettings(max_new_tokens=96, temperature=0.8, top_p=0.9, seed=0)
@@ -236,5 +232,5 @@ def write_samples(out: Path, language: Sequence[Arm]) -> list[dict]:
                 "memory_bytes": result.memory_bytes,
             }
         )
-    write_json(out / "samples.json", json.loads(json.dumps(samples)))
+    write_json(out / "samples.json", samples)
     return samples

@@ -114,7 +114,7 @@ def find_config(name: str | Path) -> Path:
 
 
 def load_config(path: str | Path, overrides: Iterable[str] = ()) -> RunConfig:
-    """Read a YAML file (see `find_config`) and apply overrides `a.b.0.c=value` (the value is YAML, too).
+    """Read a YAML file (see `find_config`) and apply overrides `a.b.0.c=value` (values are YAML).
 
     Raises ValueError, in one line, for a file that is not there or not YAML, and for any setting
     that is unknown or wrong.

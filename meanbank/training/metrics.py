@@ -18,7 +18,7 @@ class Metrics:
         self._file = path.open("a", encoding="utf-8")
         self._board = None
         if importlib.util.find_spec("tensorboard"):
-            from torch.utils.tensorboard import SummaryWriter  # noqa: PLC0415
+            from torch.utils.tensorboard import SummaryWriter
 
             self._board = SummaryWriter(str(path.parent / "tensorboard"), purge_step=first_step + 1)
 

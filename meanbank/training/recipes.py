@@ -145,7 +145,7 @@ def _kind(name: str, parameter: nn.Parameter) -> str:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class PlainRecipe(Recipe, tag="plain"):
-    """AdamW with one learning rate, decay on matrices (embedding and head included), and clipping."""
+    """AdamW with one learning rate, decay on everything but vectors and scalars, and clipping."""
 
     learning_rate: float = 1e-2
     weight_decay: float = 0.1

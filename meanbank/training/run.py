@@ -12,7 +12,6 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-import torch
 import yaml
 from tokenizers import Tokenizer
 
@@ -134,7 +133,8 @@ def load_run(run: str | Path, device: str = "cpu") -> LoadedRun:
     tokenizer = load_tokenizer(found[-1]) if (found[-1] / TOKENIZER).is_file() else None
     info = read_json(run / RUN)
     step = int(found[-1].name.split("-")[1])
-    return LoadedRun(run, config, model.to(torch.device(device)).eval(), tokenizer, info, step)
+    model.to(device)  # pyright: ignore[reportArgumentType]
+    return LoadedRun(run, config, model.eval(), tokenizer, info, step)
 
 
 def write_run_info(run: Path, info: dict[str, Any]) -> None:

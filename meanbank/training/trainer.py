@@ -56,7 +56,8 @@ def train(config: RunConfig, out: str | Path, *, resume: bool = False, force: bo
     data = open_data(config)
     torch.manual_seed(config.training.seed)
     model = MeanbankForCausalLM(config.model_config(data.vocab_size, data.end_of_text_id))
-    model.to(device).train()
+    model.to(device)  # pyright: ignore[reportArgumentType]
+    model.train()
     if not resume:  # last: wrong input must leave what is there alone
         make_run(out, config, force=force)
     Trainer(config, out, model, data).run()

@@ -40,6 +40,7 @@ class BankValues(ValueSource):
             self.register_buffer("scale", torch.ones(()), persistent=False)
 
     def forward(self, x, context, state):
+        assert context.token_ids is not None  # the model has refused embeddings alone
         values = BankedValues(context.token_ids, self.table, self.scale, self.geometry.num_kv_heads)
         return values, None
 

@@ -4,11 +4,6 @@ import random
 from pathlib import Path
 
 import pytest
-from hypothesis import settings
-
-# A busy machine is no failure.
-settings.register_profile("no_deadline", deadline=None)
-settings.load_profile("no_deadline")
 
 WORDS = ["the", "memory", "keeps", "a", "mean", "of", "keys", "and", "naïve", "東京", "🙂"]
 

@@ -13,7 +13,10 @@ QUERY_BLOCK = 256  # queries handled together; keys of a block: this plus the wi
 class Window(Protocol):
     """Which earlier tokens a query sees."""
 
-    sink: int
+    @property
+    def sink(self) -> int:
+        """First tokens that every later query sees."""
+        ...
 
     @property
     def span(self) -> int:

@@ -6,6 +6,7 @@ G = H / Hkv, T tokens, C chunk, M memory rows, Dk and Dv head dimensions.
 """
 
 import dataclasses
+import itertools
 import math
 
 import torch
@@ -51,7 +52,8 @@ def kvm_attention_reference(
     """See `meanbank.ops.kvm_attention`, which checks the arguments."""
     batch, kv_heads, length, key_dim = key.shape
     chunk = options.chunk_size
-    seen, rows, window = 0, None, []
+    seen, rows = 0, None
+    window: list[Block] = []  # the exact window, cut at chunk boundaries
     if memory is not None:
         seen, rows = memory.seen, memory.rows
         held = (memory.window_key, memory.window_value, memory.window_gate)
@@ -84,7 +86,7 @@ Block = tuple[Tensor, Tensor, Tensor | None]  # key, value and gate of some toke
 def spans(start: int, stop: int, chunk: int) -> list[tuple[int, int]]:
     """Positions [start, stop) cut at the multiples of `chunk`."""
     cuts = [start, *range((start // chunk + 1) * chunk, stop, chunk), stop]
-    return list(zip(cuts, cuts[1:], strict=False))
+    return list(itertools.pairwise(cuts))
 
 
 def split(tensors: tuple, parts: list[tuple[int, int]], dim: int = 2) -> list:
@@ -96,7 +98,9 @@ def split(tensors: tuple, parts: list[tuple[int, int]], dim: int = 2) -> list:
 
 def join(blocks: list[Block]) -> Block:
     """Consecutive blocks as one."""
-    return tuple(None if x[0] is None else torch.cat(x, dim=2) for x in zip(*blocks, strict=True))  # pyright: ignore
+    key, value, gate = zip(*blocks, strict=True)
+    whole_gate = None if gate[0] is None else torch.cat(gate, dim=2)
+    return torch.cat(key, dim=2), torch.cat(value, dim=2), whole_gate
 
 
 def per_head(temperature: Tensor, kv_heads: int) -> Tensor:
@@ -134,7 +138,7 @@ def read(
 
 
 def readout(rows: KVMRows, options: KVMOptions) -> Tensor:
-    """What a row contributes: the direction of its value sum at its radius, or the mean of its writes."""
+    """What rows contribute: the direction of a value sum at its radius, or a mean of writes."""
     if options.value_scale == "radius":
         norm = torch.linalg.vector_norm(rows.value, dim=-1, keepdim=True)
         return rows.value * (rows.scale[..., None] / norm.clamp_min(EPSILON))

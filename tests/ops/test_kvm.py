@@ -1,0 +1,264 @@
+"""The KVM operator on its own: worked examples, gradients, ties, precision and wrong input."""
+
+import math
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch.autograd import gradcheck
+
+from meanbank.ops import KVMRows, kvm_attention
+from meanbank.ops.kvm.options import KVMOptions
+from meanbank.ops.kvm.reference import KVMWeights, first_argmax, readout
+
+
+def inputs(length, *, batch=1, heads=2, kv_heads=1, key_dim=6, value_dim=4, dtype=torch.float64):
+    return {
+        "query": torch.randn(batch, heads, length, key_dim, dtype=dtype),
+        "key": torch.randn(batch, kv_heads, length, key_dim, dtype=dtype),
+        "value": torch.randn(batch, kv_heads, length, value_dim, dtype=dtype),
+        "merge_gate": torch.rand(batch, kv_heads, length, dtype=dtype) + 0.5,
+        "norm_weight": 1 + 0.2 * torch.randn(key_dim, dtype=dtype),
+        "norm_bias": 0.2 * torch.randn(key_dim, dtype=dtype),
+        "state_temperature": 1 + 0.2 * torch.randn(heads, dtype=dtype),
+        "window_temperature": 1 + 0.2 * torch.randn(heads, dtype=dtype),
+    }
+
+
+SETTINGS = {"rotary_dim": 2, "chunk_size": 3, "budget": lambda seen: int(2 * seen**0.5)}
+
+
+def dense_attention(query, key, value, window_temperature, **_):
+    """Causal attention written as differently as possible."""
+    groups = query.shape[1] // key.shape[1]
+    key = key.repeat_interleave(groups, dim=1) * window_temperature[:, None, None]
+    value = value.repeat_interleave(groups, dim=1)
+    scores = torch.einsum("bhtd,bhsd->bhts", query, key) / math.sqrt(query.shape[-1])
+    length = query.shape[2]
+    scores = scores + torch.full((length, length), -math.inf, dtype=query.dtype).triu(1)
+    return torch.einsum("bhts,bhsd->bhtd", scores.softmax(-1), value)
+
+
+def test_before_any_overflow_it_is_causal_attention():
+    arguments = inputs(6, heads=4, kv_heads=2)  # exactly the two chunks of the window
+    output = kvm_attention(**arguments, **SETTINGS)
+    assert (output - dense_attention(**arguments)).abs().max() <= 1e-12
+
+
+def test_no_token_is_seen_twice_or_lost():
+    """With room for every token and equal keys everywhere, outputs are plain running means."""
+    length, settings = 14, {**SETTINGS, "budget": lambda seen: seen, "rotary_dim": 0}
+    arguments = inputs(length)
+    arguments["query"] = torch.zeros_like(arguments["query"])  # every visible key weighs the same
+    output = kvm_attention(**arguments, **settings)
+    counts = torch.arange(1, length + 1, dtype=torch.float64)[:, None]
+    mean = arguments["value"].cumsum(dim=2) / counts
+    assert (output - mean).abs().max() <= 1e-12
+
+
+def test_the_radius_restores_scale_not_vectors():
+    """The teaching example: (1, 0) and (0, 1) merge to length sqrt 2; the readout has length 1."""
+    options = KVMOptions(rotary_dim=0, budget=lambda seen: 1)
+    rows = KVMRows(torch.zeros(1, 1, 1, 4), torch.tensor([[[[1.0, 1.0]]]]), torch.ones(1, 1, 1))
+    assert torch.allclose(readout(rows, options), torch.full((1, 1, 1, 2), 0.5**0.5))
+    mean = KVMOptions(rotary_dim=0, budget=lambda seen: 1, value_scale="count")
+    rows = KVMRows(rows.key, rows.value, torch.full((1, 1, 1), 2.0))
+    assert torch.allclose(readout(rows, mean), torch.full((1, 1, 1, 2), 0.5))
+
+
+def test_an_update_worked_out_by_hand():
+    """Chunk 2, window 1, no sink protection needed: one token appended, one merged."""
+    key = torch.zeros(1, 1, 5, 4, dtype=torch.float64)
+    directions = torch.tensor(
+        [[1.0, -1, 0, 0], [0, 0, 1, -1], [1, -1, 0.1, -0.1], [-1, 1, 0, 0], [0.0, 0, 0, 0]]
+    )
+    key[0, 0] = directions
+    value = torch.arange(1.0, 6.0, dtype=torch.float64).view(1, 1, 5, 1)
+    trace: list = []
+    kvm_attention(
+        key,
+        key,
+        value,
+        torch.full((1, 1, 5), 0.5, dtype=torch.float64),
+        norm_weight=torch.ones(4, dtype=torch.float64),
+        norm_bias=torch.zeros(4, dtype=torch.float64),
+        rotary_dim=0,
+        chunk_size=2,
+        window_chunks=1,
+        sink=0,
+        budget=3,
+        trace=trace,
+    )
+    first, second = trace
+    assert first.rows.count == 2  # tokens 0 and 1, as they are
+    assert first.rows.value.flatten().tolist() == [1.0, 2.0]
+    assert second.appended.tolist() == [[[1]]]  # token 3 points away from everything
+    assert second.route.tolist() == [[[0, -1]]]  # token 2 is like token 0
+    assert second.rows.value.flatten().tolist() == [1.0 + 0.5 * 3.0, 2.0, 4.0]
+    assert second.rows.scale.flatten().tolist() == [1.0, 2.0, 4.0]
+
+
+def test_the_sink_is_never_written():
+    trace: list = []
+    arguments = inputs(40, batch=2, heads=4, kv_heads=2)
+    kvm_attention(**arguments, **SETTINGS, sink=2, trace=trace)
+    assert len(trace) == 12
+    for update in trace[1:]:
+        assert ((update.route == -1) | (update.route >= 2)).all()
+        assert torch.equal(update.rows.key[:, :, :2], trace[0].rows.key[:, :, :2])
+
+
+@pytest.mark.parametrize("length", [1, 2, 3, 5, 7, 14])
+@pytest.mark.parametrize("value_scale", ["radius", "count", "chunk_count"])
+def test_gradients(length, value_scale):
+    arguments = inputs(length)
+    names = list(arguments)
+
+    def run(*tensors):
+        return kvm_attention(
+            **dict(zip(names, tensors, strict=True)),
+            **SETTINGS,
+            value_scale=value_scale,
+            gated_writes=("initial", "append", "merge"),
+        )
+
+    tensors = [t.requires_grad_() for t in arguments.values()]
+    assert gradcheck(run, tensors, eps=1e-6, atol=1e-6)
+
+
+def test_gradients_through_a_carried_memory():
+    arguments = inputs(11)
+    names = list(arguments)
+
+    def run(*tensors):
+        given = dict(zip(names, tensors, strict=True))
+        sequence = ("query", "key", "value", "merge_gate")
+        first = {n: (t[:, :, :8] if n in sequence else t) for n, t in given.items()}
+        second = {n: (t[:, :, 8:] if n in sequence else t) for n, t in given.items()}
+        _, memory = kvm_attention(**first, **SETTINGS, return_memory=True)
+        output, memory = kvm_attention(**second, **SETTINGS, memory=memory, return_memory=True)
+        return output, memory.rows.key, memory.rows.value, memory.rows.scale
+
+    assert gradcheck(run, [t.requires_grad_() for t in arguments.values()], eps=1e-6, atol=1e-6)
+
+
+@given(
+    st.lists(st.integers(1, 9), min_size=1, max_size=6),
+    st.integers(2, 4),
+    st.integers(1, 3),
+    st.integers(0, 1),
+    st.sampled_from([2, 5, 12, lambda seen: int(1.5 * seen**0.6)]),
+)
+def test_any_split_any_shape(splits, chunk_size, window_chunks, sink, budget):
+    arguments = inputs(sum(splits), batch=2, heads=4, kv_heads=2)
+    settings = {
+        "rotary_dim": 2,
+        "chunk_size": chunk_size,
+        "window_chunks": window_chunks,
+        "sink": sink,
+        "budget": budget,
+        "return_memory": True,
+    }
+    whole, expected = kvm_attention(**arguments, **settings)
+    memory, outputs, start = None, [], 0
+    for length in splits:
+        part = {
+            name: tensor[:, :, start : start + length]
+            if name in ("query", "key", "value", "merge_gate")
+            else tensor
+            for name, tensor in arguments.items()
+        }
+        output, memory = kvm_attention(**part, **settings, memory=memory)
+        outputs.append(output)
+        start += length
+    assert (torch.cat(outputs, dim=2) - whole).abs().max() <= 1e-10
+    for ours, theirs in zip(memory.tensors(), expected.tensors(), strict=True):
+        assert ours.shape == theirs.shape
+        assert (ours - theirs).abs().max() <= 1e-10
+
+
+def test_equal_tokens_break_ties_to_the_lowest_index():
+    arguments = inputs(30)
+    for name in ("query", "key", "value", "merge_gate"):
+        arguments[name] = arguments[name][:, :, :1].expand_as(arguments[name]).clone()
+    trace: list = []
+    output = kvm_attention(**arguments, **{**SETTINGS, "rotary_dim": 0}, trace=trace)
+    assert torch.isfinite(output).all()
+    for update in trace[1:]:
+        count = update.appended.shape[-1]
+        assert update.appended.flatten().tolist() == list(range(count))
+        assert set(update.route[update.route >= 0].tolist()) <= {1}  # the first row after the sink
+
+
+@given(st.lists(st.integers(0, 3), min_size=1, max_size=70))
+def test_first_argmax(values):
+    expected = values.index(max(values))
+    assert first_argmax(torch.tensor(values, dtype=torch.float32)).item() == expected
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision_keeps_sums_and_routing_in_fp32(dtype):
+    arguments = inputs(60, heads=4, kv_heads=2, dtype=torch.float32)
+    half = {name: tensor.to(dtype) for name, tensor in arguments.items()}
+    output, memory = kvm_attention(**half, **SETTINGS, return_memory=True)
+    assert output.dtype == dtype
+    assert memory.rows.key.dtype == memory.rows.value.dtype == torch.float32
+    assert memory.window_gate.dtype == torch.float32
+    trace, exact = [], []
+    kvm_attention(**half, **SETTINGS, trace=trace)
+    kvm_attention(**{n: t.float() for n, t in half.items()}, **SETTINGS, trace=exact)
+    for ours, theirs in zip(trace, exact, strict=True):
+        assert torch.equal(ours.appended, theirs.appended)
+        if ours.route is not None:
+            assert torch.equal(ours.route, theirs.route)
+
+
+def test_autocast_does_not_reach_the_routing():
+    arguments = inputs(40, heads=4, kv_heads=2, dtype=torch.float32)
+    plain, mixed = [], []
+    kvm_attention(**arguments, **SETTINGS, trace=plain)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        kvm_attention(**arguments, **SETTINGS, trace=mixed)
+    for ours, theirs in zip(mixed, plain, strict=True):
+        assert torch.equal(ours.rows.key, theirs.rows.key)
+
+
+def test_huge_activations_stay_finite():
+    arguments = inputs(50, dtype=torch.float32)
+    for name in ("query", "key", "value"):
+        arguments[name] *= 1e4
+    assert torch.isfinite(kvm_attention(**arguments, **SETTINGS)).all()
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"value": torch.zeros(1, 1, 4, 4)}, "key and value must agree"),
+        ({"query": torch.zeros(1, 2, 4, 6)}, "query and key must agree"),
+        ({"query": torch.zeros(1, 3, 5, 6), "kv": 2}, "must be a multiple"),
+        ({"merge_gate": torch.zeros(1, 1, 4)}, "merge_gate must have shape"),
+        ({"norm_weight": torch.zeros(5)}, "norm_weight must have shape"),
+        ({"state_temperature": torch.zeros(3)}, "temperature must have one entry"),
+        ({"rotary_dim": 6}, "rotary_dim must be"),
+        ({"sink": 3}, "sink must be"),
+        ({"chunk_size": 0}, "must be positive"),
+        ({"value_scale": "radii"}, "choose one of radius"),
+        ({"gated_parts": ("keys",)}, "choose one of key"),
+        ({"backend": "refrence"}, "choose one of reference"),
+        ({"query": torch.zeros(1, 2, 5, 6, dtype=torch.long)}, "floating-point"),
+    ],
+)
+def test_wrong_input_is_one_clear_line(change, message):
+    kv_heads = change.pop("kv", 1)
+    arguments = {**inputs(5, kv_heads=kv_heads, dtype=torch.float32), **SETTINGS, **change}
+    with pytest.raises(ValueError, match=message) as error:
+        kvm_attention(**arguments)
+    assert "\n" not in str(error.value)
+
+
+def test_weights_are_applied_where_they_belong():
+    """LN_s is affine after zeroing: rotary channels of a stored key are its bias, not zero."""
+    weights = KVMWeights(torch.full((4,), 2.0), torch.full((4,), 0.5), torch.ones(1), torch.ones(1))
+    normed = weights.norm(torch.tensor([0.0, 0.0, 1.0, -1.0]))
+    assert torch.allclose(normed[:2], torch.full((2,), 0.5))
