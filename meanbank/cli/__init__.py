@@ -3,6 +3,14 @@
 import os
 import sys
 
+import tyro
+from transformers.utils.logging import disable_progress_bar
+
+from meanbank.cli.demo import demo
+from meanbank.cli.evaluate import evaluate
+from meanbank.cli.generate import generate
+from meanbank.cli.train import train
+
 ERRORS = (ValueError, ImportError, OSError)  # what a user can put right
 
 
@@ -12,14 +20,7 @@ def main(arguments: list[str] | None = None) -> None:
     Exit codes: 0 done; 2 wrong input, told in one line; 130 and 143 after Ctrl-C and SIGTERM.
     MEANBANK_TRACEBACK=1 shows where an error came from.
     """
-    os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")  # our own progress is enough
-    import tyro
-
-    from meanbank.cli.demo import demo
-    from meanbank.cli.evaluate import evaluate
-    from meanbank.cli.generate import generate
-    from meanbank.cli.train import train
-
+    disable_progress_bar()  # that of transformers; our own is enough
     verbs = {"train": train, "evaluate": evaluate, "generate": generate, "demo": demo}
     try:
         code = tyro.extras.subcommand_cli_from_dict(

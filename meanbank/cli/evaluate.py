@@ -56,7 +56,7 @@ def print_result(result: dict[str, Any]) -> None:
     results = result["results"]
     rows = next((v for v in results.values() if isinstance(v, list)), None)
     if "at" in results:
-        rows = list(results["at"].values())
+        rows = [{"x training length": k, **row} for k, row in results["at"].items()]
     rows = rows or [{k: v for k, v in results.items() if not isinstance(v, (list, dict))}]
     table = Table(title=result["task"], title_justify="left")
     for name in rows[0]:

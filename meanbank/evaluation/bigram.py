@@ -6,24 +6,33 @@ from typing import Any
 import numpy as np
 
 from meanbank.data import Corpus
+from meanbank.evaluation.bpb import window_starts
 
 STRENGTHS = tuple(2.0**k for k in range(12))
 TUNING_SHARE = 0.05  # last part of the training tokens, to choose the strength on
 
 
-def bigram_bits_per_byte(corpus: Corpus) -> dict[str, Any]:
+def bigram_bits_per_byte(
+    corpus: Corpus, *, sequence_length: int, max_tokens: int | None = None
+) -> dict[str, Any]:
     """Bits per held-out byte of `p(b | a) = (count(a, b) + s p(b)) / (count(a) + s)`.
 
     p(b) is the add-one unigram; s is chosen on the last training tokens, and the counts then use
-    the whole training split. Targets of 0 bytes (end of text) are left out, as for the models.
+    the whole training split. The windows are those of `bits_per_byte` with the same settings, so
+    both predict the same targets; those of 0 bytes (end of text) are left out.
     """
     train = np.asarray(corpus.train.tokens, dtype=np.int64)
-    held_out = np.asarray(corpus.held_out.tokens, dtype=np.int64)
+    windows = [
+        np.asarray(corpus.held_out.tokens[start : start + sequence_length + 1], dtype=np.int64)
+        for start in window_starts(len(corpus.held_out.tokens), sequence_length, max_tokens)
+    ]
     cut = len(train) - max(2, int(TUNING_SHARE * len(train)))
     fitted = _Bigram(train[:cut], corpus.vocab_size)
     tuning = {s: _bits(fitted, train[cut:], s, corpus.token_bytes)[0] for s in STRENGTHS}
     strength = min(tuning, key=tuning.__getitem__)
-    bits, size = _bits(_Bigram(train, corpus.vocab_size), held_out, strength, corpus.token_bytes)
+    bigram = _Bigram(train, corpus.vocab_size)
+    parts = [_bits(bigram, window, strength, corpus.token_bytes) for window in windows]
+    bits, size = (sum(column) for column in zip(*parts, strict=True))
     return {
         "bpb": bits / size,
         "strength": strength,

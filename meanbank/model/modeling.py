@@ -1,6 +1,7 @@
 """Hugging Face classes: `MeanbankModel` and `MeanbankForCausalLM`."""
 
-from typing import Any
+from collections.abc import Iterable
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -113,7 +114,8 @@ class MeanbankModel(MeanbankPreTrainedModel):
 
         In closed form and in the model's dtype; bank tables are parameters and not in it.
         """
-        return sum(block.state_nbytes_max(tokens, batch, self.dtype) for block in self.layers)
+        blocks = cast(Iterable[Block], self.layers)
+        return sum(block.state_nbytes_max(tokens, batch, self.dtype) for block in blocks)
 
     def _embed(self, input_ids: Tensor | None, inputs_embeds: Tensor | None) -> Tensor:
         if (input_ids is None) == (inputs_embeds is None):

@@ -67,6 +67,8 @@ class RunConfig:
 
     def model_config(self, vocab_size: int, end_of_text_id: int | None = None) -> MeanbankConfig:
         """The Hugging Face configuration; raises ValueError for a wrong setting."""
+        if not isinstance(self.model, dict):
+            raise ValueError(f"model must be a mapping of settings, got {self.model!r}")
         settings = dict(self.model)
         fixed = {"vocab_size", "layers", "use_cache", "pad_token_id", "bos_token_id"}
         known = {f.name for f in dataclasses.fields(MeanbankConfig) if f.init} & set(

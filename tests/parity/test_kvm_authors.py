@@ -4,7 +4,6 @@ The vectors were measured with their code (source and commit in each .json), in 
 """
 
 import json
-import sys
 from pathlib import Path
 
 import pytest
@@ -14,9 +13,7 @@ from safetensors.torch import load_file
 
 from meanbank import MeanbankConfig, MeanbankForCausalLM
 from meanbank.ops.kvm import api
-
-sys.path.insert(0, str(Path(__file__).parent))
-from authors import our_config, our_name
+from tests.parity.authors import our_config, our_name
 
 VECTORS = Path(__file__).parent / "vectors"
 WITH_GRADIENTS = [

@@ -4,7 +4,8 @@ import shutil
 from pathlib import Path
 
 import pytest
-from report_files import write_demo
+
+from tests.reports.report_files import write_demo
 
 
 @pytest.fixture(scope="session")

@@ -3,9 +3,9 @@ import shutil
 from pathlib import Path
 
 import pytest
-from report_files import write_json, write_run
 
 from meanbank.reports import load_demo
+from tests.reports.report_files import write_json, write_run
 
 
 def test_reads_a_complete_demo(demo: Path) -> None:

@@ -5,9 +5,9 @@ import sys
 from pathlib import Path
 
 import pytest
-from report_files import write_evaluation, write_json, write_language_arm
 
 from meanbank.reports import draw_figures, load_demo, write_report
+from tests.reports.report_files import write_evaluation, write_json, write_language_arm
 
 ROOT = Path(__file__).resolve().parents[2]
 FIGURES = ["overview", "loss-by-position", "recall-by-pairs", "memory", "training"]

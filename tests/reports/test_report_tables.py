@@ -3,12 +3,12 @@ import shutil
 from pathlib import Path
 
 import pytest
-from report_files import write_evaluation, write_json
 from rich.console import Console
 
 from meanbank.reports import demo_tables, load_demo, print_tables
 from meanbank.reports.tables import contrast_table, language_table, recall_table
 from meanbank.reports.wording import binary_size, length, printable, rate, short_count
+from tests.reports.report_files import write_evaluation, write_json
 
 
 def printed(folder: Path, width: int = 100) -> str:

@@ -1,0 +1,139 @@
+"""The command line as a user meets it: output, exit codes, errors of one line."""
+
+import io
+import json
+
+import pytest
+
+from meanbank.cli import main
+
+
+def run(*arguments: str) -> int:
+    with pytest.raises(SystemExit) as stop:
+        main(list(arguments))
+    return stop.value.code or 0
+
+
+@pytest.fixture
+def trained(config_file, tmp_path, capsys):
+    assert run("train", str(config_file), "--out", str(tmp_path / "run")) == 0
+    capsys.readouterr()
+    return tmp_path / "run"
+
+
+def test_train_evaluate_generate(config_file, tmp_path, capsys, monkeypatch):
+    out = tmp_path / "run"
+    code = run(
+        "train", str(config_file), "--set", "training.steps=4", "--set", "training.seed=3",
+        "--out", str(out),
+    )  # fmt: skip
+    assert code == 0
+    assert str(out) in capsys.readouterr().out
+    assert json.loads((out / "run.json").read_text())["seed"] == 3
+
+    assert run("evaluate", str(out), "--task", "bpb,memory,decode-speed", "--context", "70") == 0
+    shown = capsys.readouterr().out
+    assert "bpb" in shown
+    assert "1,048,576" in shown
+    for task in ("bpb", "memory", "decode-speed"):
+        result = json.loads((out / "evaluations" / f"{task}.json").read_text())
+        assert result["task"] == task
+        assert result["produced_by"]["seed"] == 3
+        assert result["step"] == 4
+    assert run("evaluate", str(out), "--task", "position-loss", "--multiple", "2") == 0
+    result = json.loads((out / "evaluations" / "position-loss.json").read_text())["results"]
+    assert result["length"] == 64
+    assert list(result["at"]) == ["1", "2"]
+    capsys.readouterr()
+
+    assert run("generate", str(out), "--prompt", "the memory", "--max-new-tokens", "5") == 0
+    text, figures = capsys.readouterr()
+    assert text.startswith("the memory")
+    assert "tokens/s" in figures
+    assert "of memory after" in figures
+    sampled = ("--temperature", "0.9", "--top-p", "0.8", "--seed", "4", "--max-new-tokens", "5")
+    assert run("generate", str(out), "--prompt", "the memory", *sampled) == 0
+    first = capsys.readouterr().out
+    monkeypatch.setattr("sys.stdin", io.StringIO("the memory"))
+    assert run("generate", str(out), "--prompt", "-", *sampled) == 0
+    assert capsys.readouterr().out == first
+
+
+def test_recall(tmp_path, capsys):
+    out = str(tmp_path / "run")
+    small = ("--set", "training.steps=2", "--set", "training.warmup_steps=0")
+    assert run("train", "quick/recall_sqrt", *small, "--out", out) == 0
+    assert run("evaluate", out, "--task", "recall", "--sequences", "2") == 0
+    assert "1,024" in capsys.readouterr().out
+    assert run("evaluate", out, "--task", "bpb") == 2
+    assert "needs a text source" in capsys.readouterr().err
+    assert run("generate", out, "--prompt", "x") == 2
+    assert "not text" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["train", "missing.yaml"], "there is no configuration missing.yaml"),
+        (
+            ["train", "CONFIG", "--set", "model.plan.0.memory=kmv", "--out", "NEW"],
+            "choose one of kvm",
+        ),
+        (["train", "CONFIG", "--set", "model.hidden_size=33", "--out", "NEW"], "not divisible"),
+        (["train", "CONFIG", "--set", "data.source=files:none/*.txt", "--out", "NEW"], "none"),
+        (["train", "CONFIG", "--out", "RUN"], "exists already"),
+        (["train", "CONFIG", "--out", "RUN", "--resume", "--force"], "exclude each other"),
+        (["train", "CONFIG", "--out", "NEW", "--resume"], "not a run folder"),
+        (["evaluate", "EMPTY"], "not a run folder"),
+        (["evaluate", "RUN", "--task", "bbp"], "unknown task 'bbp'; choose one of bpb"),
+        (["evaluate", "RUN", "--task", "recall"], "recall needs a run"),
+        (
+            ["evaluate", "RUN", "--task", "position-loss", "--multiple", "500"],
+            "no held-out document",
+        ),
+        (["evaluate", "RUN", "--max-tokens", "0"], "must be at least 1"),
+        (["generate", "EMPTY", "--prompt", "x"], "not a run folder"),
+        (["generate", "RUN", "--prompt", ""], "the prompt is empty"),
+        (["generate", "RUN", "--prompt", "x", "--max-new-tokens", "0"], "max_new_tokens"),
+        (["generate", "RUN", "--prompt", "x", "--top-p", "0"], "top_p"),
+        (["generate", "RUN", "--prompt", "x", "--temperature", "-1"], "temperature"),
+        (["demo", "--out", "RUN"], "holds something else"),
+    ],
+)
+def test_wrong_input_is_one_line_and_exit_code_2(
+    arguments, message, trained, config_file, tmp_path, capsys
+):
+    (tmp_path / "empty").mkdir()
+    places = {
+        "CONFIG": str(config_file),
+        "RUN": str(trained),
+        "EMPTY": str(tmp_path / "empty"),
+        "NEW": str(tmp_path / "new"),
+    }
+    before = sorted(trained.rglob("*"))
+    assert run(*(places.get(word, word) for word in arguments)) == 2
+    errors = [line for line in capsys.readouterr().err.splitlines() if "error" in line]
+    assert len(errors) == 1
+    assert message in errors[0]
+    assert errors[0].startswith("meanbank: error: ")
+    assert not (tmp_path / "new").exists()
+    assert sorted(trained.rglob("*")) == before
+
+
+def test_changed_data_is_noticed(trained, corpus, capsys):
+    (corpus / "more.txt").write_text("something else entirely")
+    assert run("evaluate", str(trained), "--task", "bpb") == 2
+    assert "has changed since it was trained" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("verb", ["train", "evaluate", "generate", "demo"])
+def test_help(verb, capsys):
+    assert run(verb, "--help") == 0
+    assert f"meanbank {verb}" in capsys.readouterr().out
+
+
+def test_unknown_verbs_and_options_end_with_code_2(capsys):
+    assert run("trian") == 2
+    assert run("train", "quick/kvm_sqrt", "--outt", "x") == 2
+    assert run("generate", "x") == 2
+    capsys.readouterr()

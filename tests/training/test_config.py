@@ -1,0 +1,103 @@
+"""Configurations: files, overrides, and one clear line for whatever is wrong."""
+
+import pytest
+import yaml
+
+from meanbank.memory import PowerLaw
+from meanbank.training import KVMRecipe, PlainRecipe, load_config
+from meanbank.training.config import bundled_configs
+
+BUNDLED = sorted(bundled_configs().rglob("*.yaml"))
+
+
+@pytest.mark.parametrize("path", BUNDLED, ids=lambda path: path.stem)
+def test_bundled_configurations_load(path, monkeypatch):
+    config = load_config(path)
+    assert config.description
+    model = config.model_config(vocab_size=100)
+    assert len(model.plans()) == model.num_hidden_layers
+    name = str(path.relative_to(bundled_configs()).with_suffix(""))
+    assert load_config(name) == config
+
+
+def test_the_language_demo_really_uses_its_memory():
+    """A chunk is at most a sixteenth of the training length; the window arm has KVM's window."""
+    arms = {p.stem: load_config(p) for p in BUNDLED if "recall" not in p.stem}
+    memories = {name: arm.model_config(10).plans()[0].memory for name, arm in arms.items()}
+    for name, arm in arms.items():
+        if name.startswith("kvm"):
+            assert 16 * memories[name].chunk_size <= arm.data.sequence_length
+            window = memories[name].window_chunks * memories[name].chunk_size
+            assert window == memories["block_window"].block_size * memories["block_window"].blocks
+        assert (arm.data, arm.training) == (arms["full"].data, arms["full"].training)
+
+
+def test_overrides(config_file):
+    config = load_config(
+        config_file,
+        [
+            "training.steps=9",
+            "model.plan.0.memory.budget.factor=8",
+            "training.recipe.learning_rate=1e-3",
+            "data.vocab_size=400",
+            "training.warmup_steps=0",
+        ],
+    )
+    assert config.training.steps == 9
+    assert config.training.recipe == KVMRecipe(learning_rate=1e-3)
+    assert config.model_config(10).plans()[0].memory.budget == PowerLaw(factor=8.0)
+    assert load_config(config_file, ["training.recipe=plain"]).training.recipe == PlainRecipe()
+    plan = "model.plan=[{memory: full}]"
+    assert load_config(config_file, [plan]).model_config(10).plans()[0].memory.tag == "full"
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("training.stesp=3", "unknown setting in training: 'stesp'; choose one of steps"),
+        ("training.steps=many", "training.steps must be of type int, got 'many'"),
+        ("training.steps=0", "steps must be at least 1"),
+        ("training.steps", "must look like"),
+        ("training.steps=[", "not YAML"),
+        ("training.steps.x=3", "not a group of settings"),
+        ("model.plan.4.memory=full", "'4' is not an entry"),
+        ("model.plan.0.memory.type=kmv", "unknown memory 'kmv'; choose one of kvm"),
+        (
+            "model.hidden_sise=3",
+            "unknown setting in model: 'hidden_sise'; choose one of hidden_size",
+        ),
+        ("model.vocab_size=3", "unknown setting in model"),
+        ("model.hidden_size=33", "not divisible"),
+        ("model.hidden_size=wide", "model:"),
+        ("model.plan.0.memory.budget=quadratic", "unknown budget 'quadratic'"),
+        ("model.plan.1.values=bnak", "unknown value source 'bnak'; choose one of bank"),
+        ("data.source=web:x", "unknown data source"),
+        ("training.recipe=adam", "unknown recipe"),
+        ("training.warmup_steps=7", "warmup_steps must be between"),
+        ("training.seed=-1", "seed must not be negative"),
+        ("training.device=tpu", "choose one of"),
+        ("model=3", "mapping"),
+    ],
+)
+def test_wrong_settings_are_one_clear_line(config_file, override, message):
+    with pytest.raises(ValueError, match="(?s)" + message.replace("[", "\\[")) as error:
+        load_config(config_file, [override])
+    assert "\n" not in str(error.value)
+
+
+def test_wrong_files_are_one_clear_line(tmp_path):
+    with pytest.raises(ValueError, match="there is no configuration"):
+        load_config(tmp_path / "missing.yaml")
+    broken = {"a: [": "not valid YAML", "3": "must hold a mapping", "{}": "'model' is required"}
+    for text, message in broken.items():
+        path = tmp_path / "broken.yaml"
+        path.write_text(text)
+        with pytest.raises(ValueError, match=message):
+            load_config(path)
+
+
+def test_a_saved_configuration_is_the_same(config_file, tmp_path):
+    config = load_config(config_file)
+    path = tmp_path / "saved.yaml"
+    path.write_text(yaml.safe_dump(config.plain()))
+    assert load_config(path) == config
