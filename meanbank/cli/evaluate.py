@@ -1,7 +1,7 @@
 """`meanbank evaluate`."""
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import tyro
 
@@ -15,7 +15,7 @@ def evaluate(
     multiple: int = 8,
     context: int = 8192,
     sequences: int = 256,
-    device: str = "cpu",
+    device: Literal["auto", "cpu", "cuda"] = "auto",
 ) -> int:
     """Evaluate a run; writes RUN/evaluations/TASK.json and prints a table.
 
@@ -29,7 +29,7 @@ def evaluate(
         multiple: position-loss: up to that many times the training length.
         context: decode-speed: tokens read before the timed ones.
         sequences: recall: sequences for each length and number of pairs.
-        device: cpu or cuda.
+        device: auto takes a GPU where there is one.
     """
     from meanbank.studies.evaluations import EvaluationSettings, evaluate_run
     from meanbank.training import load_run

@@ -2,7 +2,7 @@
 
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import tyro
 
@@ -15,7 +15,7 @@ def generate(
     temperature: float = 0.0,
     top_p: float = 1.0,
     seed: int = 0,
-    device: str = "cpu",
+    device: Literal["auto", "cpu", "cuda"] = "auto",
 ) -> int:
     """Go on with a prompt; text streams to stdout, figures to stderr.
 
@@ -26,7 +26,7 @@ def generate(
         temperature: 0 takes the most likely token; otherwise tokens are drawn at this temperature.
         top_p: draw from the most likely tokens that together have this probability.
         seed: of the draws.
-        device: cpu or cuda.
+        device: auto takes a GPU where there is one.
     """
     from meanbank.evaluation.generation import SamplingSettings, stream_text
     from meanbank.training import load_run

@@ -9,15 +9,24 @@ Report = Callable[..., None]
 
 SECONDS_BETWEEN_LINES = 10.0
 
+_running: list[str] = []  # titles of the steps at hand
+
 
 @contextmanager
 def progress(title: str, total: int, *, done: int = 0) -> Iterator[Report]:
     """Yield `report(amount, note="")`, which says that `amount` more of `total` is done.
 
-    done: what an earlier run had finished; the time left is estimated without it.
+    done: what an earlier run had finished; the time left is estimated without it. A step inside
+    another one is silent: two bars would write over each other.
     """
-    bar = _bar if sys.stderr.isatty() else _lines
-    yield from bar(title, total, done)
+    if _running:
+        yield lambda amount, note="": None
+        return
+    _running.append(title)
+    try:
+        yield from (_bar if sys.stderr.isatty() else _lines)(title, total, done)
+    finally:
+        _running.clear()
 
 
 def _bar(title: str, total: int, done: int) -> Iterator[Report]:

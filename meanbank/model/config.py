@@ -4,7 +4,7 @@ from typing import Any
 
 from transformers import PreTrainedConfig
 
-from meanbank.core.config import build, choose
+from meanbank.core.config import build, choose, to_plain
 from meanbank.core.geometry import Geometry
 from meanbank.model.plan import LayerPlan, expand_plan
 from meanbank.values import Place
@@ -23,8 +23,8 @@ class MeanbankConfig(PreTrainedConfig):
     mlp_token_shift: whether the MLP's input is shifted towards the previous token.
     initialization: "kvm" (the paper's: tiny embedding, output projections 0) or "plain"
         (embedding N(0, 0.02), head N(0, 0.5/sqrt(d)), every other matrix PyTorch's default).
-    layers: one plain entry a layer, see `meanbank.expand_plan`; a list that is given as rules
-        (any number of entries, or entries with `where`) is expanded.
+    layers: one entry a layer with `memory`, `values` and `address`; or rules, all but the first
+        with a `where`, which are expanded (see `meanbank.expand_plan`).
     """
 
     model_type = "meanbank"
@@ -71,21 +71,25 @@ class MeanbankConfig(PreTrainedConfig):
             self.residual_scale = 12 / self.num_hidden_layers
         if self.tie_word_embeddings:
             raise ValueError("meanbank models do not tie their embeddings")
-        rules = [{}] if self.layers is None else self.layers
-        if len(rules) != self.num_hidden_layers or any("where" in rule for rule in rules):
-            rules = expand_plan(rules, self.num_hidden_layers)
-        self.layers = rules
-        self.plans()
+        self.layers = self._expanded([{}] if self.layers is None else list(self.layers))
+        for plan in self.plans():
+            self.geometry(plan)
         super().__post_init__(**kwargs)
 
+    def _expanded(self, layers: list) -> list[dict[str, Any]]:
+        """One complete entry a layer, from entries or from rules."""
+        if any("where" in rule for rule in layers[1:]) or len(layers) == 1:
+            return expand_plan(layers, self.num_hidden_layers)
+        if len(layers) != self.num_hidden_layers:
+            raise ValueError(
+                f"layers has {len(layers)} entries for {self.num_hidden_layers} layers; give one "
+                "each, or rules with `where`"
+            )
+        return [to_plain(build(LayerPlan, e, f"layers.{i}")) for i, e in enumerate(layers)]
+
     def plans(self) -> list[LayerPlan]:
-        """The layers' plans as dataclasses; raises ValueError where one is wrong."""
-        plans = [
-            build(LayerPlan, entry, f"layers.{i}") for i, entry in enumerate(self.layers or [])
-        ]
-        for plan in plans:
-            self.geometry(plan)
-        return plans
+        """The layers' plans as dataclasses."""
+        return [build(LayerPlan, entry, f"layers.{i}") for i, entry in enumerate(self.layers or [])]
 
     def geometry(self, plan: LayerPlan) -> Geometry:
         """Sizes of a layer's attention."""
@@ -99,11 +103,13 @@ class MeanbankConfig(PreTrainedConfig):
             rotary_dim=round(self.head_dim * plan.address.rotary_fraction / 2) * 2,
         )
 
-    def place(self, layer: int) -> Place:
-        """Where a layer stands; it refers back to the first layer with its type of memory."""
-        plans = self.plans()
-        same = [i for i, plan in enumerate(plans) if plan.memory.tag == plans[layer].memory.tag]
-        return Place(layer, self.num_hidden_layers, same[0], self.vocab_size)
+    def places(self) -> list[Place]:
+        """Where each layer stands; it refers back to the first layer with its type of memory."""
+        tags = [plan.memory.tag for plan in self.plans()]
+        return [
+            Place(layer, self.num_hidden_layers, tags.index(tag), self.vocab_size)
+            for layer, tag in enumerate(tags)
+        ]
 
     @property
     def needs_token_ids(self) -> bool:

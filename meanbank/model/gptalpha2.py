@@ -14,6 +14,17 @@ from meanbank.core.state import State
 from meanbank.model.attention import AttentionState, SoftmaxAttention
 from meanbank.model.config import MeanbankConfig
 from meanbank.model.layers import MLP
+from meanbank.model.plan import LayerPlan
+from meanbank.values import Place
+
+
+def make_blocks(config: MeanbankConfig) -> nn.ModuleList:
+    """All blocks of a model."""
+    layers = list(zip(config.plans(), config.places(), strict=True))
+    referred_to = {plan.values.refers_to(place) for plan, place in layers}
+    return nn.ModuleList(
+        Block(config, plan, place, place.layer in referred_to) for plan, place in layers
+    )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -27,19 +38,16 @@ class BlockState(State):
 class Block(nn.Module):
     """Attention and MLP around a residual stream."""
 
-    def __init__(self, config: MeanbankConfig, layer: int) -> None:
+    def __init__(
+        self, config: MeanbankConfig, plan: LayerPlan, place: Place, publishes: bool
+    ) -> None:
+        """publishes: whether some layer refers to this one's values."""
         super().__init__()
-        plans = config.plans()
-        places = [config.place(i) for i in range(len(plans))]
-        references = {
-            plan.values.refers_to(place) for plan, place in zip(plans, places, strict=True)
-        }
-        self.layer = layer
-        self.publishes = layer in references
+        self.layer, self.publishes = place.layer, publishes
         self.residual_scale = config.residual_scale
-        geometry = config.geometry(plans[layer])
+        geometry = config.geometry(plan)
         self.attention_norm = nn.LayerNorm(config.hidden_size, eps=1e-5)
-        self.attention = SoftmaxAttention(plans[layer], geometry, places[layer], config.rope_theta)
+        self.attention = SoftmaxAttention(plan, geometry, place, config.rope_theta)
         self.mlp_norm = nn.LayerNorm(config.hidden_size, eps=1e-5)
         assert config.intermediate_size is not None  # the configuration fills it in
         self.mlp = MLP(config.hidden_size, config.intermediate_size, config.mlp_token_shift)

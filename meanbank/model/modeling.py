@@ -13,7 +13,7 @@ from meanbank.core.context import Context
 from meanbank.core.layout import Layout
 from meanbank.model.cache import MeanbankCache
 from meanbank.model.config import MeanbankConfig
-from meanbank.model.gptalpha2 import Block
+from meanbank.model.gptalpha2 import Block, make_blocks
 from meanbank.model.initialization import initialize_backbone, initialize_head
 
 
@@ -49,7 +49,7 @@ class MeanbankModel(MeanbankPreTrainedModel):
         super().__init__(config)
         self.embedding = nn.Embedding(config.vocab_size, config.hidden_size)
         self.embedding_norm = nn.LayerNorm(config.hidden_size, eps=1e-5)
-        self.layers = nn.ModuleList(Block(config, i) for i in range(config.num_hidden_layers))
+        self.layers = make_blocks(config)
         self.norm = nn.LayerNorm(config.hidden_size, eps=1e-5)
         self.post_init()
 

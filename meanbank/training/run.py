@@ -12,6 +12,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import torch
 import yaml
 from tokenizers import Tokenizer
 
@@ -107,6 +108,13 @@ def read_config(run: Path) -> RunConfig:
     return load_config(run / CONFIG)
 
 
+def choose_device(name: str) -> str:
+    """ "auto" is the GPU where there is one."""
+    if name == "cuda" and not torch.cuda.is_available():
+        raise ValueError("the device is to be cuda, but PyTorch sees no GPU here; use auto or cpu")
+    return ("cuda" if torch.cuda.is_available() else "cpu") if name == "auto" else name
+
+
 @dataclasses.dataclass(frozen=True)
 class LoadedRun:
     """A run's model, in evaluation mode, and what belongs to it."""
@@ -119,8 +127,8 @@ class LoadedRun:
     step: int
 
 
-def load_run(run: str | Path, device: str = "cpu") -> LoadedRun:
-    """Load the last checkpoint of a run.
+def load_run(run: str | Path, device: str = "auto") -> LoadedRun:
+    """Load the last checkpoint of a run onto "auto" (a GPU where there is one), "cpu" or "cuda".
 
     Raises ValueError when the folder is not a run or holds no checkpoint yet.
     """
@@ -133,7 +141,7 @@ def load_run(run: str | Path, device: str = "cpu") -> LoadedRun:
     tokenizer = load_tokenizer(found[-1]) if (found[-1] / TOKENIZER).is_file() else None
     info = read_json(run / RUN)
     step = int(found[-1].name.split("-")[1])
-    model.to(device)  # pyright: ignore[reportArgumentType]
+    model.to(choose_device(device))  # pyright: ignore[reportArgumentType]
     return LoadedRun(run, config, model.eval(), tokenizer, info, step)
 
 

@@ -24,6 +24,7 @@ from meanbank.training.run import (
     METRICS,
     TrainingData,
     check_resumable,
+    choose_device,
     make_run,
     open_data,
     write_run_info,
@@ -62,13 +63,6 @@ def train(config: RunConfig, out: str | Path, *, resume: bool = False, force: bo
         make_run(out, config, force=force)
     Trainer(config, out, model, data).run()
     return out
-
-
-def choose_device(name: str) -> str:
-    """ "auto" is the GPU where there is one."""
-    if name == "cuda" and not torch.cuda.is_available():
-        raise ValueError("training.device is cuda, but this PyTorch sees no GPU; use auto or cpu")
-    return ("cuda" if torch.cuda.is_available() else "cpu") if name == "auto" else name
 
 
 @dataclasses.dataclass

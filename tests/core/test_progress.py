@@ -31,3 +31,11 @@ def test_a_terminal_gets_a_bar(capsys: pytest.CaptureFixture[str], monkeypatch: 
     assert out == ""
     assert "encoding" in err
     assert "100%" in err
+
+
+def test_a_step_inside_another_is_silent(capsys: pytest.CaptureFixture[str]):
+    with progress("outer", 2), progress("inner", 2) as report:
+        report(1)
+    err = capsys.readouterr().err
+    assert "inner" not in err
+    assert "outer: done" in err

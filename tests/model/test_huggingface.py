@@ -205,6 +205,7 @@ def test_wrong_input_is_one_clear_line(arguments, message):
         ({"plan": [{"where": [7]}]}, "there is no layer 7"),
         ({"plan": [{"address": {"rotary_fraction": 1.0}}]}, "zeroes the rotary channels"),
         ({"tie_word_embeddings": True}, "do not tie"),
+        ({"plan": [{}, {}]}, "2 entries for 3 layers"),
     ],
 )
 def test_wrong_configurations_are_one_clear_line(settings, message):
@@ -222,3 +223,24 @@ def test_half_precision_runs():
     rows = output.cache.layers[1].state.attention.memory.memory.rows
     assert rows.key.dtype == torch.float32
     assert model.generate(ids, max_new_tokens=4, do_sample=False).shape == (1, 44)
+
+
+def test_gradients_under_autocast():
+    model = make_model().train()
+    ids = torch.randint(50, (2, 40))
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        loss = model(ids, labels=ids, use_cache=False).loss
+    loss.backward()
+    exact = make_model().train()
+    exact.load_state_dict(model.state_dict())
+    full = exact(ids, labels=ids, use_cache=False).loss
+    assert abs(loss.item() - full.item()) < 0.05 * full.item()
+    assert all(torch.isfinite(p.grad).all() for p in model.parameters() if p.grad is not None)
+
+
+def test_layers_given_one_by_one_are_completed():
+    layers = [{"memory": "full"}, {"values": "bank"}]
+    config = MeanbankConfig(num_hidden_layers=2, layers=layers)
+    assert [layer["memory"]["type"] for layer in config.layers] == ["full", "kvm"]
+    assert [layer["values"]["type"] for layer in config.layers] == ["projection", "bank"]
+    assert MeanbankConfig.from_dict(config.to_dict()).layers == config.layers

@@ -95,4 +95,4 @@ def test_hybrids_refer_back_to_the_first_layer_of_their_kind():
         num_hidden_layers=4,
         layers=[{"memory": "kvm"}, {"where": "even", "memory": "sliding_window"}],
     )
-    assert [config.place(i).first_layer for i in range(4)] == [0, 1, 0, 1]
+    assert [place.first_layer for place in config.places()] == [0, 1, 0, 1]

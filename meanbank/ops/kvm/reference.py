@@ -19,7 +19,7 @@ from meanbank.ops.kvm.memory import (
     KVMUpdate,
     accumulator_dtype,
 )
-from meanbank.ops.kvm.options import KVMOptions
+from meanbank.ops.kvm.options import KVMOptions, Part, Write
 
 EPSILON = 1e-12  # below this norm a value sum has no direction
 
@@ -155,82 +155,74 @@ def overflow(
     seen: int,
     trace: list[KVMUpdate] | None,
 ) -> KVMRows:
-    """Take the C oldest tokens of the window into the memory, which has seen `seen` tokens.
+    """Take the C oldest tokens of the window into the memory when `seen` tokens were seen.
 
     key (B, Hkv, C, Dk) after rotary positions, value (B, Hkv, C, Dv), gate (B, Hkv, C).
     """
     precise = accumulator_dtype(key.dtype)
-    free = key.to(precise).clone()
-    free[..., : options.rotary_dim] = 0  # position-free; the affine norm comes after
-    free, value = weights.norm(free), value.to(precise)
-    key_gate = value_gate = None
-    if gate is not None:
-        key_gate = gate.to(precise)[..., None] if "key" in options.gated_parts else None
-        value_gate = gate.to(precise)[..., None] if "value" in options.gated_parts else None
-
+    key = weights.norm(position_free(key.to(precise), options.rotary_dim))
+    value = value.to(precise)
+    start = seen - options.window_chunks * options.chunk_size
     if rows is None:  # the first chunk's tokens are the first rows, whatever the budget says
-        gated = "initial" in options.gated_writes
-        new = open_rows(free, value, key_gate, value_gate, gated, options)
-        if options.value_scale == "radius":  # the radius of initial rows is never gated
-            new = dataclasses.replace(new, scale=torch.linalg.vector_norm(value, dim=-1))
+        rows = open_rows("initial", key, value, gate, options)
         everything = torch.arange(key.shape[2], device=key.device).expand(key.shape[:3])
-        record(trace, seen, options, everything, None, None, new)
-        return new
+        record(trace, KVMUpdate(start, everything, None, None, rows))
+        return rows
 
-    available = seen - options.window_chunks * options.chunk_size + options.chunk_size
-    wanted = max(min(options.budget(seen), available), rows.count)
-    count = min(wanted - rows.count, options.chunk_size)
-    with torch.no_grad():
-        similarity = free @ weights.norm(rows.key).mT  # (B, Hkv, C, M)
-        novelty = similarity.amax(dim=-1)
-        order = torch.sort(novelty, dim=-1, stable=True).indices  # ties: the earlier token
-        appended = order[..., :count].sort(dim=-1).values
+    available = start + options.chunk_size  # tokens that have left the window
+    count = max(min(options.budget(seen), available) - rows.count, 0)
+    count = min(count, options.chunk_size)
+    similarity = similarities(key, rows.key, weights)
+    novelty = similarity.amax(dim=-1)
+    order = torch.sort(novelty, dim=-1, stable=True).indices  # ties: the earlier token
+    appended = order[..., :count].sort(dim=-1).values
     if count:
-        taken = [
-            None if x is None else gather(x, appended) for x in (free, value, key_gate, value_gate)
-        ]
-        gated = "append" in options.gated_writes
-        new = open_rows(taken[0], taken[1], taken[2], taken[3], gated, options)  # pyright: ignore
-        with torch.no_grad():
-            similarity = torch.cat([similarity, free @ weights.norm(new.key).mT], dim=-1)
-        rows = KVMRows(
-            *(
-                torch.cat([getattr(rows, f), getattr(new, f)], dim=2)
-                for f in ("key", "value", "scale")
-            )
-        )
-    with torch.no_grad():
-        route = first_argmax(similarity[..., options.sink :]) + options.sink
-        merged = torch.ones_like(novelty).scatter_(-1, appended, 0.0)[..., None]
-    gated = "merge" in options.gated_writes
+        new_gate = None if gate is None else gate.gather(-1, appended)
+        new = open_rows("append", gather(key, appended), gather(value, appended), new_gate, options)
+        similarity = torch.cat([similarity, similarities(key, new.key, weights)], dim=-1)
+        rows = KVMRows(*map(append, rows.tensors(), new.tensors()))
+    route = first_argmax(similarity[..., options.sink :]) + options.sink
+    merged = torch.ones_like(novelty).scatter(-1, appended, 0.0)  # 0 for tokens with own rows
     rows = KVMRows(
-        add_rows(rows.key, route, free * apply_gate(merged, key_gate, gated)),
-        add_rows(rows.value, route, value * apply_gate(merged, value_gate, gated)),
-        count_writes(rows.scale, route, merged[..., 0], options),
+        add_rows(rows.key, route, gated(key, gate, "merge", "key", options) * merged[..., None]),
+        add_rows(
+            rows.value, route, gated(value, gate, "merge", "value", options) * merged[..., None]
+        ),
+        count_writes(rows.scale, route, merged, options),
     )
-    record(
-        trace, seen, options, appended, novelty, route.masked_fill(merged[..., 0] == 0, -1), rows
-    )
+    record(trace, KVMUpdate(start, appended, novelty, route.masked_fill(merged == 0, -1), rows))
     return rows
 
 
+def position_free(key: Tensor, rotary_dim: int) -> Tensor:
+    """Keys with their rotary channels zeroed; the affine LN_s comes after, and adds to them."""
+    return torch.cat([torch.zeros_like(key[..., :rotary_dim]), key[..., rotary_dim:]], dim=-1)
+
+
+@torch.no_grad()
+def similarities(key: Tensor, row_key: Tensor, weights: KVMWeights) -> Tensor:
+    """How alike tokens (B, Hkv, C, Dk) and rows (B, Hkv, M, Dk) are: (B, Hkv, C, M)."""
+    return key @ weights.norm(row_key).mT
+
+
 def open_rows(
-    key: Tensor,
-    value: Tensor,
-    key_gate: Tensor | None,
-    value_gate: Tensor | None,
-    gated: bool,
-    options: KVMOptions,
+    write: Write, key: Tensor, value: Tensor, gate: Tensor | None, options: KVMOptions
 ) -> KVMRows:
     """Rows of their own for n tokens: key (B, Hkv, n, Dk), value (B, Hkv, n, Dv)."""
-    key, value = apply_gate(key, key_gate, gated), apply_gate(value, value_gate, gated)
+    gated_value = gated(value, gate, write, "value", options)
     if options.value_scale == "radius":
-        return KVMRows(key, value, torch.linalg.vector_norm(value, dim=-1))
-    return KVMRows(key, value, torch.ones_like(key[..., 0]))
+        # the gate never scales the radius of initial rows
+        scale = torch.linalg.vector_norm(value if write == "initial" else gated_value, dim=-1)
+    else:
+        scale = torch.ones_like(value[..., 0])
+    return KVMRows(gated(key, gate, write, "key", options), gated_value, scale)
 
 
-def apply_gate(x: Tensor, gate: Tensor | None, gated: bool) -> Tensor:
-    return x * gate if gated and gate is not None else x
+def gated(x: Tensor, gate: Tensor | None, write: Write, part: Part, options: KVMOptions) -> Tensor:
+    """x (B, Hkv, n, D) times the gate (B, Hkv, n), where this part of this write is gated."""
+    if gate is None or write not in options.gated_writes or part not in options.gated_parts:
+        return x
+    return x * gate.to(x.dtype)[..., None]
 
 
 def count_writes(scale: Tensor, route: Tensor, merged: Tensor, options: KVMOptions) -> Tensor:
@@ -260,15 +252,10 @@ def add_rows(rows: Tensor, route: Tensor, update: Tensor) -> Tensor:
     return flat.view_as(rows)
 
 
-def record(
-    trace: list[KVMUpdate] | None,
-    seen: int,
-    options: KVMOptions,
-    appended: Tensor,
-    novelty: Tensor | None,
-    route: Tensor | None,
-    rows: KVMRows,
-) -> None:
+def append(rows: Tensor, new: Tensor) -> Tensor:
+    return torch.cat([rows, new], dim=2)
+
+
+def record(trace: list[KVMUpdate] | None, update: KVMUpdate) -> None:
     if trace is not None:
-        start = seen - options.window_chunks * options.chunk_size
-        trace.append(KVMUpdate(start, appended, novelty, route, rows))
+        trace.append(update)
