@@ -6,11 +6,15 @@ from typing import Annotated
 
 import tyro
 
+Overrides = Annotated[
+    tyro.conf.UseAppendAction[tuple[tuple[str, ...], ...]], tyro.conf.arg(metavar="KEY=VALUE")
+]
+
 
 def train(
     config: Annotated[str, tyro.conf.Positional],
     /,
-    set: Annotated[tyro.conf.UseAppendAction[list[str]], tyro.conf.arg(metavar="KEY=VALUE")] = [],  # noqa: B006
+    set: Overrides = (),
     out: Path | None = None,
     resume: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False,
     force: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False,
@@ -20,7 +24,7 @@ def train(
     Args:
         config: a YAML file, or the name of a bundled configuration such as quick/kvm_sqrt.
         set: change one setting, for example training.steps=100 or
-            model.plan.0.memory.budget.factor=8; may be given several times.
+            model.plan.0.memory.budget.factor=8; takes several, and may be repeated.
         out: run folder; default runs/NAME-OF-CONFIG.
         resume: go on with an interrupted run.
         force: replace an earlier run.
@@ -28,7 +32,7 @@ def train(
     from meanbank.training import Interrupted, load_config
     from meanbank.training import train as train_run
 
-    settings = load_config(config, set)
+    settings = load_config(config, [override for group in set for override in group])
     folder = out or Path("runs") / Path(config).stem
     if resume and force:
         raise ValueError("--resume and --force exclude each other")

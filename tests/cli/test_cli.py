@@ -23,11 +23,8 @@ def trained(config_file, tmp_path, capsys):
 
 def test_train_evaluate_generate(config_file, tmp_path, capsys, monkeypatch):
     out = tmp_path / "run"
-    code = run(
-        "train", str(config_file), "--set", "training.steps=4", "--set", "training.seed=3",
-        "--out", str(out),
-    )  # fmt: skip
-    assert code == 0
+    changes = ("--set", "training.steps=4", "data.batch_size=3", "--set", "training.seed=3")
+    assert run("train", str(config_file), *changes, "--out", str(out)) == 0
     assert str(out) in capsys.readouterr().out
     assert json.loads((out / "run.json").read_text())["seed"] == 3
 
