@@ -10,6 +10,7 @@ from meanbank.cli.demo import demo
 from meanbank.cli.evaluate import evaluate
 from meanbank.cli.generate import generate
 from meanbank.cli.train import train
+from meanbank.core.errors import one_line
 
 ERRORS = (ValueError, ImportError, OSError)  # what a user can put right
 
@@ -37,6 +38,6 @@ def main(arguments: list[str] | None = None) -> None:
     except ERRORS as error:
         if os.environ.get("MEANBANK_TRACEBACK"):
             raise
-        print(f"meanbank: error: {' '.join(str(error).split())}", file=sys.stderr)
+        print(f"meanbank: error: {one_line(error)}", file=sys.stderr)
         sys.exit(2)
     sys.exit(code or 0)

@@ -57,7 +57,7 @@ class BankedValues(Values):
 
     token_ids: Tensor
     table: Tensor
-    scale: Tensor
+    scale: Tensor | float
     num_kv_heads: int
 
     def dense(self) -> Tensor:

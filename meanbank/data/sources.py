@@ -16,6 +16,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from meanbank.core.errors import one_line
+
 RECALL = "recall"
 SOURCE_CHOICES = ("stdlib", "files:GLOB", "hf:NAME[:SPLIT]", RECALL)
 _SURROGATE = re.compile("[\ud800-\udfff]")
@@ -212,7 +214,7 @@ class HuggingFaceSource(Source):
         # `datasets` raises errors of many unrelated classes: connection, missing, bad split.
         except Exception as error:
             raise ValueError(
-                f"cannot load the data set {name!r}, split {split!r}: {_one_line(error)}"
+                f"cannot load the data set {name!r}, split {split!r}: {one_line(error)}"
             ) from error
         if "text" not in self._rows.column_names:
             columns = ", ".join(self._rows.column_names)
@@ -283,7 +285,7 @@ def _read_parquet(name: str, path: Path) -> Iterator[Document]:
                         yield Document(f"{name}:{row}", str(text))
                     row += 1
     except (OSError, pyarrow.ArrowException) as error:
-        raise ValueError(f"cannot read {path} as parquet: {_one_line(error)}") from error
+        raise ValueError(f"cannot read {path} as parquet: {one_line(error)}") from error
 
 
 _READERS: dict[str, Callable[[str, Path], Iterator[Document]]] = {
@@ -340,7 +342,3 @@ def _import_extra(module: str, wanted_by: str) -> Any:
         raise ImportError(
             f"{wanted_by} needs {module.partition('.')[0]}: pip install 'meanbank[data]'"
         ) from error
-
-
-def _one_line(error: BaseException) -> str:
-    return " ".join(str(error).split()) or type(error).__name__

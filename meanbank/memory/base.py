@@ -18,8 +18,11 @@ from meanbank.core.values import Values
 class MemoryConfig(Tagged, kind="memory"):
     """Settings of a memory; `build` makes the module."""
 
-    def build(self, geometry: Geometry) -> "Memory":
-        raise NotImplementedError
+    @abc.abstractmethod
+    def build(self, geometry: Geometry) -> "Memory": ...
+
+    def check(self, geometry: Geometry) -> None:
+        """Raise ValueError where the settings do not fit a layer's sizes."""
 
 
 class Memory(nn.Module, abc.ABC):
@@ -50,13 +53,16 @@ class Memory(nn.Module, abc.ABC):
         (B, H, T, Dv) and the new state; the old one stays valid.
         """
 
+    def initialize(self) -> None:
+        """Start values that differ from PyTorch's defaults."""
+
     @abc.abstractmethod
     def rows_max(self, tokens: int) -> int:
-        """Most key/value rows a head holds at any time within the first `tokens` tokens."""
+        """A bound on the key/value rows that a query reads within the first `tokens` tokens."""
 
     @abc.abstractmethod
     def nbytes_max(self, tokens: int, batch: int, dtype: torch.dtype, value_nbytes: int) -> int:
-        """Most bytes its state holds at any time within the first `tokens` tokens.
+        """A bound on the bytes that its state holds within the first `tokens` tokens.
 
         value_nbytes: what the value source stores for one token of one sequence.
         """

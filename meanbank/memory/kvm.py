@@ -6,13 +6,14 @@ from typing import Literal, cast
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from transformers import initialization as init
 
 from meanbank.core.geometry import Geometry
 from meanbank.core.state import State
 from meanbank.memory.base import Memory, MemoryConfig
 from meanbank.memory.budgets import Budget, PowerLaw
-from meanbank.ops.kvm import KVMMemory as KVMOpMemory
-from meanbank.ops.kvm import kvm_attention
+from meanbank.ops.kvm import KVMMemory, kvm_attention
+from meanbank.ops.kvm.api import check_backend
 from meanbank.ops.kvm.memory import accumulator_dtype
 from meanbank.ops.kvm.options import KVMOptions, Part, ValueScale, Write
 
@@ -44,6 +45,7 @@ class KVM(MemoryConfig, tag="kvm"):
 
     def __post_init__(self) -> None:
         KVMOptions(rotary_dim=0, **self.operator_settings())
+        check_backend(self.backend)
 
     def operator_settings(self) -> dict:
         """The settings that `kvm_attention` takes under the same names."""
@@ -51,28 +53,31 @@ class KVM(MemoryConfig, tag="kvm"):
         names += ("gated_writes", "gated_parts")
         return {name: getattr(self, name) for name in names}
 
-    def build(self, geometry: Geometry) -> "KVMMemory":
-        return KVMMemory(self, geometry)
+    def check(self, geometry: Geometry) -> None:
+        if geometry.rotary_dim == geometry.key_dim:
+            raise ValueError(
+                "a kvm layer zeroes the rotary channels of stored keys, so some channels must be "
+                "left without: set address.rotary_fraction below 1 (0.5 is the default)"
+            )
+
+    def build(self, geometry: Geometry) -> "KeyValueMeans":
+        self.check(geometry)
+        return KeyValueMeans(self, geometry)
 
 
 @dataclasses.dataclass(frozen=True)
 class KVMState(State):
     """The operator's memory without window values, which `values` stores in their source's form."""
 
-    memory: KVMOpMemory
+    memory: KVMMemory
     values: Tensor
 
 
-class KVMMemory(Memory):
+class KeyValueMeans(Memory):
     """Parameters: LN_s, the merge gate's projection and two temperatures a head."""
 
     def __init__(self, config: KVM, geometry: Geometry) -> None:
         super().__init__(geometry)
-        if geometry.rotary_dim == geometry.key_dim:
-            raise ValueError(
-                "a kvm layer zeroes the rotary channels of stored keys, so some channels must be "
-                "left without: set address.rotary_fraction below 1 (0.5 is the default)"
-            )
         self.config = config
         self.norm = nn.LayerNorm(geometry.key_dim, eps=1e-5)
         self.gate = None
@@ -106,11 +111,16 @@ class KVMMemory(Memory):
             backend=self.config.backend,
             **self.config.operator_settings(),
         )
-        output, memory = cast(tuple[Tensor, KVMOpMemory], attended)
+        output, memory = cast(tuple[Tensor, KVMMemory], attended)
         at_hand = carried + layout.length
         kept = torch.arange(at_hand - memory.window_length, at_hand, device=query.device)
         memory = dataclasses.replace(memory, window_value=None)
         return output, KVMState(memory, values.stored(kept))
+
+    def initialize(self) -> None:
+        for temperature in (self.state_temperature, self.window_temperature):
+            if temperature is not None:
+                init.ones_(temperature)
 
     def merge_gate(self, x: Tensor) -> Tensor | None:
         """`1 + ELU(x W_g)` in fp32 or better: (B, T, hidden_size) -> (B, Hkv, T)."""
@@ -121,7 +131,7 @@ class KVMMemory(Memory):
             return 1 + F.elu(F.linear(x.to(precise), self.gate.weight.to(precise))).mT
 
     def memory_rows_max(self, tokens: int) -> int:
-        """Most compressed rows within the first `tokens` tokens."""
+        """A bound on the compressed rows within the first `tokens` tokens."""
         chunk, window = self.config.chunk_size, self.config.window_chunks * self.config.chunk_size
         last = (tokens - 1) // chunk * chunk  # an update needs a token after the chunk
         if last < window:

@@ -1,5 +1,6 @@
 """`MeanbankConfig`: a model as data, in the form that Hugging Face saves."""
 
+import math
 from typing import Any
 
 from transformers import PreTrainedConfig
@@ -8,6 +9,8 @@ from meanbank.core.config import build, choose, to_plain
 from meanbank.core.geometry import Geometry
 from meanbank.model.plan import LayerPlan, expand_plan
 from meanbank.values import Place
+
+INITIALIZATIONS = ("kvm", "plain")
 
 
 class MeanbankConfig(PreTrainedConfig):
@@ -23,8 +26,11 @@ class MeanbankConfig(PreTrainedConfig):
     mlp_token_shift: whether the MLP's input is shifted towards the previous token.
     initialization: "kvm" (the paper's: tiny embedding, output projections 0) or "plain"
         (embedding N(0, 0.02), head N(0, 0.5/sqrt(d)), every other matrix PyTorch's default).
-    layers: one entry a layer with `memory`, `values` and `address`; or rules, all but the first
-        with a `where`, which are expanded (see `meanbank.expand_plan`).
+    plan: the layers as rules, see `meanbank.expand_plan`; default KVM with projected values.
+    layers: the layers one by one, in place of a plan: an entry each with any of `memory`, `values`
+        and `address`. A plan is expanded into this, completely, and only this is saved.
+
+    Raises ValueError, in one line, for a setting that is wrong or does not fit the others.
     """
 
     model_type = "meanbank"
@@ -42,6 +48,7 @@ class MeanbankConfig(PreTrainedConfig):
     residual_scale: float | None = None
     mlp_token_shift: bool = True
     initialization: str = "kvm"
+    plan: list | None = None
     layers: list | None = None
     use_cache: bool = True
     pad_token_id: int | None = None
@@ -51,9 +58,24 @@ class MeanbankConfig(PreTrainedConfig):
 
     def __post_init__(self, **kwargs: Any) -> None:
         for name in ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be positive, got {getattr(self, name)}")
-        choose("initialization", self.initialization, ("kvm", "plain"))
+            _check_size(name, getattr(self, name))
+        self._fill_in()
+        for name in ("num_key_value_heads", "head_dim", "value_head_dim", "intermediate_size"):
+            _check_size(name, getattr(self, name))
+        for name in ("rope_theta", "residual_scale"):
+            _check_positive(name, getattr(self, name))
+        if not isinstance(self.mlp_token_shift, bool):
+            raise ValueError(f"mlp_token_shift must be true or false, got {self.mlp_token_shift!r}")
+        choose("initialization", self.initialization, INITIALIZATIONS)
+        if self.tie_word_embeddings:
+            raise ValueError("meanbank models do not tie their embeddings")
+        self.layers, self.plan = self._expanded(), None
+        for plan in self.plans():
+            plan.memory.check(self.geometry(plan))
+        super().__post_init__(**kwargs)
+
+    def _fill_in(self) -> None:
+        """Settings that follow from others."""
         if self.head_dim is None:
             if self.hidden_size % self.num_attention_heads:
                 raise ValueError(
@@ -69,23 +91,19 @@ class MeanbankConfig(PreTrainedConfig):
             self.intermediate_size = max(32, 4 * self.hidden_size // 32 * 32)
         if self.residual_scale is None:
             self.residual_scale = 12 / self.num_hidden_layers
-        if self.tie_word_embeddings:
-            raise ValueError("meanbank models do not tie their embeddings")
-        self.layers = self._expanded([{}] if self.layers is None else list(self.layers))
-        for plan in self.plans():
-            self.geometry(plan)
-        super().__post_init__(**kwargs)
 
-    def _expanded(self, layers: list) -> list[dict[str, Any]]:
-        """One complete entry a layer, from entries or from rules."""
-        if any("where" in rule for rule in layers[1:]) or len(layers) == 1:
-            return expand_plan(layers, self.num_hidden_layers)
-        if len(layers) != self.num_hidden_layers:
+    def _expanded(self) -> list[dict[str, Any]]:
+        """One complete entry a layer."""
+        if self.plan is not None and self.layers is not None:
+            raise ValueError("give either plan or layers, not both")
+        if self.layers is None:
+            return expand_plan([{}] if self.plan is None else self.plan, self.num_hidden_layers)
+        if not isinstance(self.layers, list) or len(self.layers) != self.num_hidden_layers:
             raise ValueError(
-                f"layers has {len(layers)} entries for {self.num_hidden_layers} layers; give one "
-                "each, or rules with `where`"
+                f"layers must be a list with an entry for each of {self.num_hidden_layers} layers; "
+                "rules go to plan"
             )
-        return [to_plain(build(LayerPlan, e, f"layers.{i}")) for i, e in enumerate(layers)]
+        return [to_plain(build(LayerPlan, e, f"layers.{i}")) for i, e in enumerate(self.layers)]
 
     def plans(self) -> list[LayerPlan]:
         """The layers' plans as dataclasses."""
@@ -115,3 +133,15 @@ class MeanbankConfig(PreTrainedConfig):
     def needs_token_ids(self) -> bool:
         """Whether some layer looks values up by token id, so that embeddings alone do not do."""
         return any(plan.values.needs_token_ids for plan in self.plans())
+
+
+def _check_size(name: str, value: Any) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise ValueError(f"{name} must be a positive integer, got {value!r}")
+
+
+def _check_positive(name: str, value: Any) -> None:
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise ValueError(f"{name} must be a number, got {value!r}")
+    if not (value > 0 and math.isfinite(value)):
+        raise ValueError(f"{name} must be positive, got {value!r}")

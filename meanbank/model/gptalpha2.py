@@ -5,15 +5,17 @@
 """
 
 import dataclasses
+from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
 
 from meanbank.core.context import Context
 from meanbank.core.state import State
-from meanbank.model.attention import AttentionState, SoftmaxAttention
+from meanbank.model.attention import SoftmaxAttention
 from meanbank.model.config import MeanbankConfig
 from meanbank.model.layers import MLP
+from meanbank.model.mixer import Mixer
 from meanbank.model.plan import LayerPlan
 from meanbank.values import Place
 
@@ -31,7 +33,7 @@ def make_blocks(config: MeanbankConfig) -> nn.ModuleList:
 class BlockState(State):
     """Everything one block carries from call to call; mlp (B, 1, hidden_size) is its shift tail."""
 
-    attention: AttentionState
+    attention: State
     mlp: Tensor | None
 
 
@@ -47,7 +49,7 @@ class Block(nn.Module):
         self.residual_scale = config.residual_scale
         geometry = config.geometry(plan)
         self.attention_norm = nn.LayerNorm(config.hidden_size, eps=1e-5)
-        self.attention = SoftmaxAttention(plan, geometry, place, config.rope_theta)
+        self.attention: Mixer = SoftmaxAttention(plan, geometry, place, config.rope_theta)
         self.mlp_norm = nn.LayerNorm(config.hidden_size, eps=1e-5)
         assert config.intermediate_size is not None  # the configuration fills it in
         self.mlp = MLP(config.hidden_size, config.intermediate_size, config.mlp_token_shift)
@@ -59,7 +61,7 @@ class Block(nn.Module):
         normed = self.attention_norm(x)
         if self.publishes:
             start = normed if self.layer == 0 else self.attention_norm(context.embedding)
-            published = self.attention.values.publish(start, context)
+            published = self.attention.publish(start, context)
             context = context.publish(self.layer, published)
         change, attention = self.attention(normed, context, state and state.attention)
         x = x + self.residual_scale * change
@@ -67,10 +69,11 @@ class Block(nn.Module):
         x = x + self.residual_scale * change
         return x, context, BlockState(attention, mlp)
 
+    def initialize_table(self, x0: Callable[[], Tensor]) -> None:
+        """Fill a table over token ids from x0 of every token id alone (vocabulary, hidden_size)."""
+        self.attention.initialize_table(lambda: self.attention_norm(x0()))
+
     def state_nbytes_max(self, tokens: int, batch: int, dtype: torch.dtype) -> int:
-        """Most bytes its state holds within the first `tokens` tokens."""
-        attention = self.attention
-        stored = attention.values.stored_nbytes(dtype)
-        tails = (attention.address, attention.values, self.mlp)
-        tail = sum(part.tail_width for part in tails) * dtype.itemsize
-        return attention.memory.nbytes_max(tokens, batch, dtype, stored) + batch * tail
+        """A bound on the bytes that its state holds within the first `tokens` tokens."""
+        mlp = batch * self.mlp.tail_width * dtype.itemsize
+        return self.attention.state_nbytes_max(tokens, batch, dtype) + mlp

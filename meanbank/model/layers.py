@@ -4,12 +4,13 @@ import dataclasses
 
 import torch
 from torch import Tensor, nn
+from transformers import initialization as init
 
 from meanbank.core.geometry import Geometry, split_heads
 from meanbank.core.layout import Layout
 from meanbank.core.state import State
 from meanbank.ops.rotary import apply_rotary, rotary_angles
-from meanbank.ops.token_shift import token_shift
+from meanbank.ops.token_shift import shift_start, token_shift
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,6 +37,11 @@ class Address(nn.Module):
         self.key_shift = nn.Parameter(torch.empty(geometry.key_width))
         self.query_norm = nn.LayerNorm(geometry.key_dim, eps=1e-5)
         self.key_norm = nn.LayerNorm(geometry.key_dim, eps=1e-5)
+
+    def initialize(self, ratio: float) -> None:
+        """Shifts as in the paper; ratio falls from 1 in the first layer."""
+        init.copy_(self.query_shift, shift_start(self.query_shift, 0.2 * ratio))
+        init.copy_(self.key_shift, shift_start(self.key_shift, 0.7 * ratio))
 
     @property
     def tail_width(self) -> int:
@@ -66,6 +72,11 @@ class MLP(nn.Module):
         self.shift = nn.Parameter(torch.empty(hidden_size)) if shifted else None
         self.up = nn.Linear(hidden_size, intermediate_size, bias=False)
         self.down = nn.Linear(intermediate_size, hidden_size, bias=False)
+
+    def initialize(self, ratio: float) -> None:
+        """The shift as in the paper; ratio falls from 1 in the first layer."""
+        if self.shift is not None:
+            init.copy_(self.shift, shift_start(self.shift, ratio**4))
 
     @property
     def tail_width(self) -> int:

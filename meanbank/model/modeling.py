@@ -79,8 +79,7 @@ class MeanbankModel(MeanbankPreTrainedModel):
         (B, seen + T); position_ids, if given, must be those that follow from the cache.
         `cache` and its older name `past_key_values` are the same. Raises ValueError otherwise.
         """
-        if kwargs.get("output_attentions"):
-            raise ValueError("output_attentions is not supported: attention weights are not kept")
+        _check_unknown(kwargs)
         cache = _one_of(cache, past_key_values)
         use_cache = self.config.use_cache if use_cache is None else use_cache
         if cache is None and use_cache:
@@ -88,19 +87,23 @@ class MeanbankModel(MeanbankPreTrainedModel):
         seen = 0 if cache is None else cache.seen
         embedded = self._embed(input_ids, inputs_embeds)
         batch, length = embedded.shape[:2]
+        if cache is not None:
+            _check_cache(cache, self.config.num_hidden_layers, batch)
         _check_mask(attention_mask, batch, seen, length)
         layout = Layout(seen, length)
         _check_positions(position_ids, layout)
 
         x = self.embedding_norm(embedded)
         context = Context(input_ids, x, layout)
-        hidden = [x]
+        hidden, states = [x], []
         for index, block in enumerate(self.layers):
             state = None if cache is None else cache.layers[index].state
             x, context, state = block(x, context, state)
-            if cache is not None:
-                cache.layers[index].store(state, layout.total)
+            states.append(state)
             hidden.append(x)
+        if cache is not None:  # all or nothing: an interrupted call leaves the cache as it was
+            for layer, state in zip(cache.layers, states, strict=True):
+                layer.store(state, layout.total)
         x = self.norm(x)
         output = BaseModelOutputWithPast(
             last_hidden_state=x,
@@ -225,6 +228,27 @@ def _one_of(cache: Any, past_key_values: Any) -> MeanbankCache | None:
     if cache is not None and not isinstance(cache, MeanbankCache):
         raise ValueError(f"the cache must be a MeanbankCache, got {type(cache).__name__}")
     return cache
+
+
+IGNORED_KEYWORDS = {"num_items_in_batch", "output_attentions", "output_router_logits"}
+
+
+def _check_unknown(keywords: dict[str, Any]) -> None:
+    """Refuse what we do not know: silently dropped inputs give silently wrong results."""
+    if keywords.get("output_attentions"):
+        raise ValueError("output_attentions is not supported: attention weights are not kept")
+    for name, value in keywords.items():
+        if name not in IGNORED_KEYWORDS and value is not None:
+            raise ValueError(f"the model does not take {name!r}: it is not supported (yet)")
+
+
+def _check_cache(cache: MeanbankCache, num_layers: int, batch: int) -> None:
+    if len(cache.layers) != num_layers:
+        raise ValueError(f"the cache has {len(cache.layers)} layers, the model {num_layers}")
+    state = cache.layers[0].state
+    rows = batch if state is None else next(state.tensors()).shape[0]
+    if rows != batch:
+        raise ValueError(f"the cache holds {rows} sequences, the input {batch}")
 
 
 def _check_mask(mask: Tensor | None, batch: int, seen: int, length: int) -> None:

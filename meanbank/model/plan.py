@@ -55,7 +55,7 @@ def layers_at(where: str | Iterable[int], num_layers: int) -> list[int]:
     return [layer % num_layers for layer in layers]
 
 
-def expand_plan(rules: Iterable[Mapping[str, Any]], num_layers: int) -> list[dict[str, Any]]:
+def expand_plan(rules: list[Mapping[str, Any]], num_layers: int) -> list[dict[str, Any]]:
     """Turn rules into one plain entry a layer, as `MeanbankConfig.layers` holds them.
 
     A rule is a mapping with any of `memory`, `values` and `address`, and `where` (default "all",
@@ -64,7 +64,8 @@ def expand_plan(rules: Iterable[Mapping[str, Any]], num_layers: int) -> list[dic
     >>> expand_plan([{"memory": {"type": "full"}},
     ...              {"where": "last_third", "values": {"type": "bank"}}], num_layers=6)
     """
-    rules = list(rules)
+    if not isinstance(rules, list):
+        raise ValueError(f"plan must be a list of rules, got {rules!r}")
     entries: list[dict[str, Any]] = [{} for _ in range(num_layers)]
     for number, rule in enumerate(rules):
         if not isinstance(rule, Mapping):

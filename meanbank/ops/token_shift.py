@@ -11,3 +11,9 @@ def token_shift(x: Tensor, mix: Tensor, previous: Tensor) -> Tensor:
     """
     before = torch.cat([previous.to(x.dtype), x[:, :-1]], dim=1)
     return torch.lerp(x, before, mix.to(x.dtype))
+
+
+def shift_start(mix: Tensor, power: float) -> Tensor:
+    """Start values of a mix (W,): `1 - (i / W) ** power` for channels i."""
+    channels = torch.arange(len(mix), device=mix.device, dtype=torch.float64)
+    return (1 - (channels / len(mix)) ** power).to(mix.dtype)

@@ -8,8 +8,9 @@ from typing import Any, Literal
 import yaml
 
 from meanbank.core.config import build, choose, to_plain
+from meanbank.core.errors import one_line
 from meanbank.data import DataConfig
-from meanbank.model import MeanbankConfig, expand_plan
+from meanbank.model import MeanbankConfig
 from meanbank.training.recipes import KVMRecipe, Recipe
 
 
@@ -49,12 +50,30 @@ class TrainingConfig:
                 raise ValueError(f"{name} must not be negative, got {getattr(self, name)}")
 
 
+MODEL_SETTINGS = (
+    "hidden_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "num_key_value_heads",
+    "head_dim",
+    "value_head_dim",
+    "intermediate_size",
+    "rope_theta",
+    "residual_scale",
+    "mlp_token_shift",
+    "initialization",
+    "plan",
+    "layers",
+)
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class RunConfig:
     """Everything that defines a run.
 
-    description: its name in tables; model: settings of `MeanbankConfig`, with the layer plan as
-    rules under `plan` (see `meanbank.expand_plan`) and without vocab_size, which the data gives.
+    description: its name in tables; model: settings of `MeanbankConfig` under their own names, but
+    for vocab_size, which the data gives. They are resolved: whatever is left out is filled in, and
+    a `plan` becomes `layers`.
     """
 
     model: dict[str, Any]
@@ -63,33 +82,25 @@ class RunConfig:
     training: TrainingConfig = TrainingConfig()
 
     def __post_init__(self) -> None:
-        self.model_config(vocab_size=2)
+        if not isinstance(self.model, dict):
+            raise ValueError(f"model must be a mapping of settings, got {self.model!r}")
+        for name in self.model:
+            choose("setting in model:", name, MODEL_SETTINGS)
+        resolved = self.model_config(vocab_size=2)
+        settings = {name: getattr(resolved, name) for name in MODEL_SETTINGS if name != "plan"}
+        object.__setattr__(self, "model", settings)
 
     def model_config(self, vocab_size: int, end_of_text_id: int | None = None) -> MeanbankConfig:
         """The Hugging Face configuration; raises ValueError for a wrong setting."""
-        if not isinstance(self.model, dict):
-            raise ValueError(f"model must be a mapping of settings, got {self.model!r}")
-        settings = dict(self.model)
-        fixed = {"vocab_size", "layers", "use_cache", "pad_token_id", "bos_token_id"}
-        known = {f.name for f in dataclasses.fields(MeanbankConfig) if f.init} & set(
-            MeanbankConfig.__annotations__
-        )
-        for name in settings:
-            choose("setting in model:", name, sorted(known - fixed | {"plan"}))
-        rules = settings.pop("plan", [{}])
-        if not isinstance(rules, list):
-            raise ValueError(f"model.plan must be a list of rules, got {rules!r}")
-        num_layers = settings.get("num_hidden_layers", MeanbankConfig.num_hidden_layers)
         try:
-            settings["layers"] = expand_plan(rules, num_layers)
             return MeanbankConfig(
-                **settings,
+                **self.model,
                 vocab_size=vocab_size,
                 bos_token_id=end_of_text_id,
                 eos_token_id=end_of_text_id,
             )
         except (TypeError, ValueError) as error:
-            raise ValueError(f"model: {_one_line(error)}") from None
+            raise ValueError(f"model: {one_line(error)}") from None
 
     def plain(self) -> dict[str, Any]:
         """The configuration as YAML holds it."""
@@ -127,7 +138,7 @@ def load_config(path: str | Path, overrides: Iterable[str] = ()) -> RunConfig:
     except OSError as error:
         raise ValueError(f"cannot read the configuration {path}: {error.strerror}") from None
     except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise ValueError(f"{path} is not valid YAML: {_one_line(error)}") from None
+        raise ValueError(f"{path} is not valid YAML: {one_line(error)}") from None
     if not isinstance(settings, dict):
         raise ValueError(f"{path} must hold a mapping with model, data and training")
     for override in overrides:
@@ -145,7 +156,7 @@ def _override(settings: dict, override: str) -> None:
     try:
         value = yaml.safe_load(text)
     except yaml.YAMLError as error:
-        raise ValueError(f"the value of {override!r} is not YAML: {_one_line(error)}") from None
+        raise ValueError(f"the value of {override!r} is not YAML: {one_line(error)}") from None
     node: Any = settings
     *parents, last = key.split(".")
     for depth, name in enumerate(parents):
@@ -179,7 +190,3 @@ def _index(node: list, name: str, override: str) -> int:
             f"{override!r}: {name!r} is not an entry of a list of {len(node)} (0 is the first)"
         )
     return int(name)
-
-
-def _one_line(error: Exception) -> str:
-    return " ".join(str(error).split())

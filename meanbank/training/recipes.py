@@ -12,6 +12,8 @@ from meanbank.model import MeanbankForCausalLM
 from meanbank.values.bank import BankValues
 from meanbank.values.projected import low_rank
 
+BANK_GROUPS = ("bank tables", "bank scales")
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Recipe(Tagged, kind="recipe"):
@@ -40,7 +42,7 @@ class Recipe(Tagged, kind="recipe"):
         """
 
     def decay_factor(self, factor: float) -> float:
-        """Factor of the decay *coefficient* where the learning rate's is `factor`."""
+        """Factor of the decay coefficient (of all but banks) where the rate's is `factor`."""
         return 1.0
 
     def optimizer(self, model: MeanbankForCausalLM, steps: int) -> torch.optim.Optimizer:
@@ -54,7 +56,8 @@ class Recipe(Tagged, kind="recipe"):
         """Set every group's rates for a step at which the schedule stands at `factor`."""
         for group in optimizer.param_groups:
             group["lr"] = group["peak_lr"] * factor
-            group["weight_decay"] = group["peak_weight_decay"] * self.decay_factor(factor)
+            if group["name"] not in BANK_GROUPS:
+                group["weight_decay"] = group["peak_weight_decay"] * self.decay_factor(factor)
 
     def _bank_groups(self, model: MeanbankForCausalLM) -> list[dict[str, Any]]:
         banks = [module for module in model.modules() if isinstance(module, BankValues)]
@@ -62,9 +65,10 @@ class Recipe(Tagged, kind="recipe"):
         scales = [bank.scale for bank in banks if isinstance(bank.scale, nn.Parameter)]
         table = {"lr": self.table_learning_rate, "weight_decay": 0.01, "betas": (0.8, 0.995)}
         scale = {"lr": self.scale_learning_rate, "weight_decay": 0.0, "betas": (0.96, 0.95)}
+        tables_name, scales_name = BANK_GROUPS
         return [
-            {"name": "bank tables", "params": tables, "eps": 1e-10, **table},
-            {"name": "bank scales", "params": scales, "eps": 1e-10, **scale},
+            {"name": tables_name, "params": tables, "eps": 1e-10, **table},
+            {"name": scales_name, "params": scales, "eps": 1e-10, **scale},
         ]
 
 

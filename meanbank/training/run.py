@@ -14,8 +14,10 @@ from typing import Any
 
 import torch
 import yaml
+from safetensors import SafetensorError
 from tokenizers import Tokenizer
 
+from meanbank.core.errors import one_line
 from meanbank.core.files import read_json, write_json, write_text
 from meanbank.data import Corpus, RecallBatches, TextBatches, prepare_corpus
 from meanbank.data.tokenizer import load_tokenizer
@@ -76,7 +78,8 @@ def make_run(run: Path, config: RunConfig, *, force: bool) -> None:
             raise ValueError(f"{run} is not a run folder, so --force does not replace it")
         shutil.rmtree(run)
     run.mkdir(parents=True, exist_ok=True)
-    write_text(run / CONFIG, yaml.safe_dump(config.plain(), sort_keys=False))
+    text = yaml.safe_dump(config.plain(), sort_keys=False, allow_unicode=True)
+    write_text(run / CONFIG, text)
 
 
 def check_resumable(run: Path, config: RunConfig) -> None:
@@ -85,6 +88,27 @@ def check_resumable(run: Path, config: RunConfig) -> None:
     difference = _difference(saved.plain(), config.plain())
     if difference:
         raise ValueError(f"cannot resume {run}: {difference}")
+
+
+def check_same_data(run: Path, data: TrainingData) -> None:
+    """Raise ValueError when the data has changed since the run was started."""
+    if not (run / RUN).is_file():  # stopped before anything was trained
+        return
+    saved = run_info(run)["data"].get("fingerprint")
+    now = data.description.get("fingerprint")
+    if saved != now:
+        raise ValueError(
+            f"the data of {run} has changed since it was started (fingerprint {str(saved)[:12]}, "
+            f"now {str(now)[:12]}); restore it, or start a new run"
+        )
+
+
+def run_info(run: Path) -> dict[str, Any]:
+    """What `run.json` holds; ValueError when it is not one of ours."""
+    info = read_json(run / RUN)
+    if not isinstance(info, dict) or not isinstance(info.get("data"), dict):
+        raise ValueError(f"{run / RUN} is not the description of a run")
+    return info
 
 
 def _difference(saved: Any, wanted: Any, path: str = "") -> str | None:
@@ -137,9 +161,12 @@ def load_run(run: str | Path, device: str = "auto") -> LoadedRun:
     found = checkpoints(run)
     if not found:
         raise ValueError(f"{run} holds no checkpoint yet; train it, or go on with --resume")
-    model = MeanbankForCausalLM.from_pretrained(found[-1], local_files_only=True)
+    try:
+        model = MeanbankForCausalLM.from_pretrained(found[-1], local_files_only=True)
+    except (OSError, SafetensorError, ValueError, RuntimeError) as error:
+        raise ValueError(f"the checkpoint {found[-1]} is damaged: {one_line(error)}") from None
     tokenizer = load_tokenizer(found[-1]) if (found[-1] / TOKENIZER).is_file() else None
-    info = read_json(run / RUN)
+    info = run_info(run)
     step = int(found[-1].name.split("-")[1])
     model.to(choose_device(device))  # pyright: ignore[reportArgumentType]
     return LoadedRun(run, config, model.eval(), tokenizer, info, step)

@@ -24,6 +24,7 @@ from meanbank.training.run import (
     METRICS,
     TrainingData,
     check_resumable,
+    check_same_data,
     choose_device,
     make_run,
     open_data,
@@ -51,10 +52,12 @@ def train(config: RunConfig, out: str | Path, *, resume: bool = False, force: bo
     SIGINT or SIGTERM, with a checkpoint written.
     """
     out = Path(out)
+    device = choose_device(config.training.device)
     if resume:
         check_resumable(out, config)
-    device = choose_device(config.training.device)
     data = open_data(config)
+    if resume:
+        check_same_data(out, data)
     torch.manual_seed(config.training.seed)
     model = MeanbankForCausalLM(config.model_config(data.vocab_size, data.end_of_text_id))
     model.to(device)  # pyright: ignore[reportArgumentType]

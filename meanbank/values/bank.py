@@ -1,11 +1,13 @@
 """Bank of Values: a layer's own table, indexed by token id (arXiv 2606.02780)."""
 
 import dataclasses
-from typing import Literal
+from collections.abc import Callable
+from typing import ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from transformers import initialization as init
 
 from meanbank.core.context import Context
 from meanbank.core.geometry import Geometry
@@ -20,8 +22,9 @@ class Bank(ValueSourceConfig, tag="bank"):
     scale: gamma is one learned number (starts at 1, unbounded), or fixed at 1.
     """
 
+    needs_token_ids: ClassVar[bool] = True
+
     scale: Literal["learned", "fixed"] = "learned"
-    needs_token_ids = True
 
     def build(self, geometry: Geometry, place: Place) -> "BankValues":
         return BankValues(self, geometry, place)
@@ -34,10 +37,19 @@ class BankValues(ValueSource):
         super().__init__()
         self.geometry = geometry
         self.table = nn.Parameter(torch.empty(place.vocabulary, geometry.value_width))
-        if config.scale == "learned":
-            self.scale = nn.Parameter(torch.ones(()))
-        else:
-            self.register_buffer("scale", torch.ones(()), persistent=False)
+        self.scale = nn.Parameter(torch.ones(())) if config.scale == "learned" else 1.0
+
+    def initialize(self, ratio: float) -> None:
+        if isinstance(self.scale, nn.Parameter):
+            init.ones_(self.scale)
+
+    def initialize_table(self, inputs: Callable[[], Tensor]) -> None:
+        """What a freshly drawn W_V, dropped afterwards, makes of the inputs of step 0."""
+        if getattr(self.table, "_is_hf_initialized", False):  # loaded from a file
+            return
+        start = inputs()
+        projection = nn.Linear(start.shape[1], self.table.shape[1], bias=False)
+        init.copy_(self.table, F.linear(start, projection.weight.to(start)))
 
     def forward(self, x, context, state):
         assert context.token_ids is not None  # the model has refused embeddings alone
@@ -54,10 +66,3 @@ class BankValues(ValueSource):
     @property
     def tail_width(self) -> int:
         return 0
-
-    @torch.no_grad()
-    def start_from(self, inputs: Tensor) -> Tensor:
-        """Start values: what a freshly drawn W_V, dropped afterwards, makes of `inputs`
-        (vocabulary, hidden_size), each token's layer input at step 0. Returns the table."""
-        projection = nn.Linear(inputs.shape[1], self.table.shape[1], bias=False)
-        return F.linear(inputs, projection.weight.to(inputs))

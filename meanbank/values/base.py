@@ -2,7 +2,8 @@
 
 import abc
 import dataclasses
-from typing import Any
+from collections.abc import Callable
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -32,14 +33,14 @@ class Place:
 class ValueSourceConfig(Tagged, kind="value source"):
     """Settings of a value source; `build` makes the module."""
 
-    def build(self, geometry: Geometry, place: Place) -> "ValueSource":
-        raise NotImplementedError
+    needs_token_ids: ClassVar[bool] = False
+
+    @abc.abstractmethod
+    def build(self, geometry: Geometry, place: Place) -> "ValueSource": ...
 
     def refers_to(self, place: Place) -> int | None:
         """The layer whose published values this source reads, if any."""
         return None
-
-    needs_token_ids = False
 
 
 class ValueSource(nn.Module, abc.ABC):
@@ -54,6 +55,17 @@ class ValueSource(nn.Module, abc.ABC):
     def publish(self, embedding: Tensor, context: Context) -> Tensor:
         """What other layers read of this one: its values for the layer-normalised x0
         (B, T, hidden_size), without residual and shift: (B, T, Hkv * Dv)."""
+
+    @abc.abstractmethod
+    def initialize(self, ratio: float) -> None:
+        """Start values that differ from PyTorch's defaults; ratio falls from 1 in layer 0."""
+
+    def initialize_table(self, inputs: Callable[[], Tensor]) -> None:
+        """Start values of a table over token ids, if it has one.
+
+        inputs: gives the layer's input at step 0 for every token id alone
+        (vocabulary, hidden_size); called only where a table has to be filled.
+        """
 
     @abc.abstractmethod
     def stored_nbytes(self, dtype: torch.dtype) -> int:

@@ -5,12 +5,13 @@ from typing import Literal
 
 import torch
 from torch import Tensor, nn
+from transformers import initialization as init
 
 from meanbank.core.context import Context
 from meanbank.core.geometry import Geometry, split_heads
 from meanbank.core.state import State
 from meanbank.core.values import DenseValues
-from meanbank.ops.token_shift import token_shift
+from meanbank.ops.token_shift import shift_start, token_shift
 from meanbank.values.base import Place, ValueSource, ValueSourceConfig
 
 
@@ -71,6 +72,11 @@ class ProjectedValues(ValueSource):
     def publish(self, embedding: Tensor, context: Context) -> Tensor:
         return self.projection(embedding)
 
+    def initialize(self, ratio: float) -> None:
+        init.copy_(self.shift, shift_start(self.shift, 0.7 * ratio))
+        if self.residual is not None:
+            self.residual.initialize()
+
     def stored_nbytes(self, dtype: torch.dtype) -> int:
         return self.geometry.value_width * dtype.itemsize
 
@@ -88,6 +94,12 @@ class GatedResidual(nn.Module):
         self.base = nn.Parameter(torch.empty(width))
         self.down = nn.Linear(hidden_size, rank, bias=False)
         self.up = nn.Linear(rank, width, bias=False)
+
+    def initialize(self) -> None:
+        ramp = torch.linspace(-0.5, 0.5, len(self.base), device=self.base.device)
+        init.copy_(self.base, (0.73 - 0.4 * ramp).to(self.base))
+        init.zeros_(self.down.weight)
+        init.orthogonal_(self.up.weight, gain=0.1)
 
     def forward(self, x: Tensor, values: Tensor, first: Tensor) -> Tensor:
         gate = torch.sigmoid(self.base + self.up(self.down(x)))

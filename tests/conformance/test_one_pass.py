@@ -85,7 +85,7 @@ def make_model(memory: str, source: str, heads: str, dtype: torch.dtype, **setti
         **{
             "value_head_dim": 6,
             "residual_scale": 1.0,
-            "layers": [
+            "plan": [
                 {"memory": MEMORIES[memory]},
                 {"where": "last_two_thirds", "values": SOURCES[source]},
             ],
@@ -120,7 +120,7 @@ def assert_close(tensor, reference, tolerance):
 def assert_same(found, expected, tolerance):
     logits, states = found
     wanted, wanted_states = expected
-    assert_close(logits, wanted, tolerance)
+    assert (logits - wanted).abs().max() <= tolerance
     for state, reference in zip(states, wanted_states, strict=True):
         assert isinstance(state, State)
         ours, theirs = list(state.tensors()), list(reference.tensors())
@@ -142,7 +142,7 @@ def test_splits_do_not_matter(memory, source, heads):
 
 
 @pytest.mark.parametrize("memory", MEMORIES)
-@pytest.mark.parametrize("source", ["projection", "bank"])
+@pytest.mark.parametrize("source", SOURCES)
 def test_single_precision(memory, source):
     model = make_model(memory, source, "grouped", torch.float32)
     ids = torch.randint(40, (2, 33))
@@ -185,8 +185,31 @@ def test_memory_stays_within_its_closed_form(memory, source):
             largest = max(largest, cache.nbytes())
             bound = model.model.memory_nbytes_max(position + 1, batch=2)
             assert largest <= bound, f"after {position + 1} tokens"
-    # the bound is attained within the 70 tokens, but for a sink that is still in its window
+    # for these settings the bound is tight
     assert largest == model.model.memory_nbytes_max(70, batch=2)
+
+
+@pytest.mark.parametrize("memory", ["full", "block_window_sink", "kvm_power_law"])
+@pytest.mark.parametrize("source", SOURCES)
+@pytest.mark.parametrize("others", SOURCES)
+def test_any_source_in_the_first_layer(memory, source, others):
+    plan = [
+        {"memory": MEMORIES[memory], "values": SOURCES[others]},
+        {"where": [0], "values": SOURCES[source]},
+    ]
+    model = make_model(memory, source, "grouped", torch.float64, plan=plan)
+    ids = torch.randint(40, (1, 21))
+    assert_same(read(model, ids, [1] * 21), read(model, ids, [21]), 1e-10)
+
+
+@pytest.mark.parametrize("memory", MEMORIES)
+@pytest.mark.parametrize("source", SOURCES)
+def test_saved_and_loaded_models_are_the_same(memory, source, tmp_path):
+    model = make_model(memory, source, "grouped", torch.float32)
+    model.save_pretrained(tmp_path)
+    again = MeanbankForCausalLM.from_pretrained(tmp_path).eval()
+    ids = torch.randint(40, (1, 30))
+    assert torch.equal(again(ids).logits, model(ids).logits)
 
 
 @pytest.mark.parametrize("memory", MEMORIES)
@@ -198,13 +221,14 @@ def test_every_parameter_learns(memory, source):
     for name, parameter in model.named_parameters():
         assert parameter.grad is not None, name
         first_residual = "layers.0.attention.values.residual" in name  # a no-op by definition
-        chunk = MEMORIES[memory].get("value_scale") == "chunk_count"
         if not first_residual:
-            assert parameter.grad.abs().max() > 0 or (chunk and "none" in name), name
+            assert parameter.grad.abs().max() > 0, name
 
 
-def test_states_do_not_pin_the_prompt():
-    model = make_model("kvm_power_law", "projection", "grouped", torch.float32)
+@pytest.mark.parametrize("memory", [name for name in MEMORIES if name != "full"])
+@pytest.mark.parametrize("source", ["projection", "bank"])
+def test_states_do_not_pin_the_prompt(memory, source):
+    model = make_model(memory, source, "grouped", torch.float32)
     with torch.inference_mode():
         cache = model(torch.randint(40, (1, 200)), use_cache=True).cache
     for layer in cache.layers:

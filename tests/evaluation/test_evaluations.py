@@ -25,7 +25,7 @@ def make_model(vocab_size=30, memory="kvm") -> MeanbankForCausalLM:
     plan = [{"memory": {"type": memory, "chunk_size": 4} if memory == "kvm" else memory}]
     config = MeanbankConfig(
         vocab_size=vocab_size, hidden_size=16, num_hidden_layers=1, num_attention_heads=2,
-        layers=plan, initialization="plain", residual_scale=1.0,
+        plan=plan, initialization="plain", residual_scale=1.0,
     )  # fmt: skip
     return MeanbankForCausalLM(config).eval()
 

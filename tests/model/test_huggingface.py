@@ -15,7 +15,7 @@ PLAN = [
 
 def make_model(plan=PLAN, **settings) -> MeanbankForCausalLM:
     sizes = {"vocab_size": 50, "hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 4}
-    config = MeanbankConfig(**{**sizes, "layers": plan, "residual_scale": 1.0, **settings})
+    config = MeanbankConfig(**{**sizes, "plan": plan, "residual_scale": 1.0, **settings})
     model = MeanbankForCausalLM(config)
     with torch.no_grad():
         for parameter in model.parameters():
@@ -109,6 +109,32 @@ def test_both_names_of_the_cache():
         model.generate(ids, max_new_tokens=2, cache_implementation="static")
 
 
+def test_a_cache_of_another_shape_is_refused():
+    model = make_model()
+    ids = torch.randint(50, (2, 6))
+    cache = model(ids).cache
+    with pytest.raises(ValueError, match="holds 2 sequences, the input 1"):
+        model(ids[:1], cache=cache)
+    with pytest.raises(ValueError, match="has 2 layers, the model 3"):
+        model(ids, cache=MeanbankCache(2))
+
+
+def test_an_interrupted_call_leaves_the_cache_as_it_was(monkeypatch):
+    model = make_model()
+    ids = torch.randint(50, (1, 20))
+    expected = model(ids).logits[:, 12:]
+    cache = model(ids[:, :12]).cache
+
+    def interrupted(*arguments):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(model.model.layers[1], "forward", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            model(ids[:, 12:], cache=cache)
+    assert torch.allclose(model(ids[:, 12:], cache=cache).logits, expected, atol=1e-5)
+
+
 def test_cache_operations():
     model = make_model()
     ids = torch.randint(50, (2, 21))
@@ -178,6 +204,8 @@ def test_embeddings_in_place_of_ids():
             "contradict",
         ),
         ({"input_ids": torch.ones(1, 2).long(), "output_attentions": True}, "not supported"),
+        ({"input_ids": torch.ones(1, 2).long(), "document_ids": torch.ones(1, 2)}, "does not take"),
+        ({"input_ids": torch.ones(1, 2).long(), "past_key_value": 3}, "does not take"),
     ],
 )
 def test_wrong_input_is_one_clear_line(arguments, message):
@@ -205,7 +233,17 @@ def test_wrong_input_is_one_clear_line(arguments, message):
         ({"plan": [{"where": [7]}]}, "there is no layer 7"),
         ({"plan": [{"address": {"rotary_fraction": 1.0}}]}, "zeroes the rotary channels"),
         ({"tie_word_embeddings": True}, "do not tie"),
-        ({"plan": [{}, {}]}, "2 entries for 3 layers"),
+        ({"plan": None, "layers": [{}, {}]}, "an entry for each of 3 layers"),
+        ({"layers": [{}, {}, {}]}, "either plan or layers"),
+        ({"num_key_value_heads": 0}, "num_key_value_heads must be a positive integer"),
+        ({"head_dim": 0}, "head_dim must be a positive integer"),
+        ({"intermediate_size": -3}, "intermediate_size must be a positive integer"),
+        ({"vocab_size": 2.5}, "vocab_size must be a positive integer"),
+        ({"residual_scale": "x"}, "residual_scale must be a number"),
+        ({"rope_theta": 0}, "rope_theta must be positive"),
+        ({"mlp_token_shift": "yes"}, "mlp_token_shift must be true or false"),
+        ({"plan": 3}, "plan"),
+        ({"plan": [{"memory": {"type": "kvm", "backend": "fused"}}]}, "choose one of"),
     ],
 )
 def test_wrong_configurations_are_one_clear_line(settings, message):

@@ -40,7 +40,7 @@ def test_the_papers_start_values():
 
 @pytest.mark.parametrize(
     ("settings", "parameters"),
-    [({}, 162_942_096), ({"layers": [{"memory": {"type": "full"}}]}, 162_883_584)],
+    [({}, 162_942_096), ({"plan": [{"memory": {"type": "full"}}]}, 162_883_584)],
 )
 def test_parameter_counts_of_the_120m_models(settings, parameters):
     with torch.device("meta"):
@@ -58,7 +58,7 @@ def test_parameter_count_of_the_350m_model():
 
 def test_a_bank_starts_as_the_projection_of_each_token_alone():
     """At step 0 a bank layer gives what its (unshifted, residual-free) projection would give."""
-    model = small(layers=[{"memory": {"type": "full"}}, {"where": [1], "values": {"type": "bank"}}])
+    model = small(plan=[{"memory": {"type": "full"}}, {"where": [1], "values": {"type": "bank"}}])
     block = model.model.layers[1]
     inputs = block.attention_norm(model.model.embedding_norm(model.model.embedding.weight))
     table = block.attention.values.table
@@ -93,6 +93,6 @@ def test_later_rules_replace_earlier_ones():
 def test_hybrids_refer_back_to_the_first_layer_of_their_kind():
     config = MeanbankConfig(
         num_hidden_layers=4,
-        layers=[{"memory": "kvm"}, {"where": "even", "memory": "sliding_window"}],
+        plan=[{"memory": "kvm"}, {"where": "even", "memory": "sliding_window"}],
     )
     assert [place.first_layer for place in config.places()] == [0, 1, 0, 1]

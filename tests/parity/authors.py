@@ -103,5 +103,5 @@ def our_config(config: dict) -> dict:
         "intermediate_size": int(config["hidden_size"] * config["ffn_expansion"]) // 32 * 32,
         "rope_theta": config["rope_theta"],
         "residual_scale": config["residual_scale"],
-        "layers": plan,
+        "plan": plan,
     }

@@ -48,7 +48,7 @@ def test_banks_are_a_group_of_their_own_in_every_recipe():
         hidden_size=16,
         num_hidden_layers=2,
         num_attention_heads=2,
-        layers=[{}, {"where": [1], "values": {"type": "bank"}}],
+        plan=[{}, {"where": [1], "values": {"type": "bank"}}],
     )
     model = MeanbankForCausalLM(config)
     bank = model.model.layers[1].attention.values
@@ -66,15 +66,20 @@ def test_banks_are_a_group_of_their_own_in_every_recipe():
 
 def test_decay_follows_the_learning_rate_in_the_kvm_recipe_only():
     config = MeanbankConfig(
-        vocab_size=20, hidden_size=16, num_hidden_layers=1, num_attention_heads=2
+        vocab_size=20,
+        hidden_size=16,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        plan=[{}, {"where": [1], "values": "bank"}],
     )
     model = MeanbankForCausalLM(config)
     for recipe, factor in ((KVMRecipe(), 0.25), (PlainRecipe(), 1.0)):
         optimizer = recipe.optimizer(model, 100)
         recipe.set_progress(optimizer, 0.25)
-        group = optimizer.param_groups[0]
-        assert group["lr"] == pytest.approx(0.25 * group["peak_lr"])
-        assert group["weight_decay"] == pytest.approx(factor * group["peak_weight_decay"])
+        for group in optimizer.param_groups:
+            assert group["lr"] == pytest.approx(0.25 * group["peak_lr"])
+            follows = 1.0 if group["name"].startswith("bank") else factor
+            assert group["weight_decay"] == pytest.approx(follows * group["peak_weight_decay"])
 
 
 def test_the_schedule_rises_and_falls_linearly():

@@ -13,6 +13,11 @@ from meanbank.ops.kvm.reference import KVMWeights, kvm_attention_reference
 BACKENDS = {"reference": kvm_attention_reference}
 
 
+def check_backend(name: str) -> str:
+    """The backend that `name` stands for; ValueError for one that does not exist."""
+    return "reference" if name == "auto" else choose("backend", name, ["auto", *BACKENDS])
+
+
 def kvm_attention(
     query: Tensor,
     key: Tensor,
@@ -55,8 +60,9 @@ def kvm_attention(
         rotary_dim: the first channels of a key, zeroed before it enters the memory.
         chunk_size, window_chunks: block length in tokens and blocks in the exact window.
         sink: the first rows that are never merged into.
-        budget: rows wanted after that many tokens seen (a number means always that many). The
-            memory never shrinks, and starts with the `chunk_size` tokens of the first chunk.
+        budget: rows wanted after that many tokens seen, rounded down; a number is always that
+            many. The memory never shrinks; it starts with the `chunk_size` tokens of the first
+            chunk.
         value_scale: how a row's value sum is read: "radius" restores the norm of the value that
             opened the row; "count" divides by the writes to that row; "chunk_count" divides by
             1 + the updates since the row was opened, as the authors' ablation did.
@@ -77,7 +83,7 @@ def kvm_attention(
     _check_shapes(query, key, value, merge_gate, norm_weight, norm_bias, rotary_dim)
     options = KVMOptions(
         rotary_dim=rotary_dim,
-        budget=(lambda seen: budget) if isinstance(budget, int) else budget,
+        budget=(lambda seen: budget) if isinstance(budget, int) else lambda seen: int(budget(seen)),
         chunk_size=chunk_size,
         window_chunks=window_chunks,
         sink=sink,
@@ -85,8 +91,10 @@ def kvm_attention(
         gated_writes=gated_writes,
         gated_parts=gated_parts,
     )
+    if isinstance(budget, int) and budget < 1:
+        raise ValueError(f"budget must be at least 1 row, got {budget}")
     if memory is not None:
-        _check_memory(memory, key, value, merge_gate)
+        _check_memory(memory, key, value, merge_gate, options)
     if merge_gate is not None:
         merge_gate = merge_gate.to(accumulator_dtype(merge_gate.dtype))
     ones = torch.ones(query.shape[1], dtype=norm_weight.dtype, device=query.device)
@@ -96,7 +104,7 @@ def kvm_attention(
         ones if state_temperature is None else _per_head(state_temperature, query),
         ones if window_temperature is None else _per_head(window_temperature, query),
     )
-    name = "reference" if backend == "auto" else choose("backend", backend, ["auto", *BACKENDS])
+    name = check_backend(backend)
     with torch.autocast(query.device.type, enabled=False):  # routing must not drop to half
         common = torch.promote_types(query.dtype, key.dtype)
         output, new_memory = BACKENDS[name](
@@ -145,7 +153,17 @@ def _check_shapes(query, key, value, merge_gate, norm_weight, norm_bias, rotary_
         )
 
 
-def _check_memory(memory: KVMMemory, key: Tensor, value: Tensor, gate: Tensor | None) -> None:
+def _check_memory(
+    memory: KVMMemory, key: Tensor, value: Tensor, gate: Tensor | None, options: KVMOptions
+) -> None:
+    chunks = -(-memory.seen // options.chunk_size)
+    start = max(0, (chunks - options.window_chunks) * options.chunk_size)
+    if memory.window_length != memory.seen - start:
+        raise ValueError(
+            f"the memory holds a window of {memory.window_length} tokens after {memory.seen}, "
+            f"which chunk_size {options.chunk_size} and window_chunks {options.window_chunks} "
+            "cannot give: it was made with other settings"
+        )
     expected = (*key.shape[:2], memory.window_length, key.shape[3])
     if memory.window_key.shape != expected:
         raise ValueError(
