@@ -37,7 +37,7 @@ def generate(
     loaded = load_run(run, device)
     if loaded.tokenizer is None:
         raise ValueError(f"{run} was trained on {loaded.config.data.source}, which is not text")
-    text = sys.stdin.read() if prompt == "-" else prompt
+    text = read_prompt() if prompt == "-" else prompt
 
     def show(piece: str) -> None:
         sys.stdout.write(piece)
@@ -46,9 +46,18 @@ def generate(
     show(text)
     result = stream_text(loaded.model, loaded.tokenizer, text, settings, show)
     show("\n")
+    speed = result.tokens_per_second
     print(
-        f"{result.new_tokens} tokens, {result.tokens_per_second:,.1f} tokens/s, "
+        f"{result.new_tokens} tokens, {'-' if speed is None else f'{speed:,.1f}'} tokens/s, "
         f"{result.memory_bytes / 2**10:,.1f} KiB of memory after {result.seen} tokens",
         file=sys.stderr,
     )
     return 0
+
+
+def read_prompt() -> str:
+    """All of standard input, which must be UTF-8."""
+    try:
+        return sys.stdin.read().removesuffix("\n")
+    except UnicodeDecodeError:
+        raise ValueError("the prompt on standard input is not UTF-8 text") from None

@@ -1,1 +1,1 @@
-"""The words that both axes share: configuration, state, values, layout, context."""
+"""What everything else is built on: configuration, state, values, layout, context, files."""

@@ -4,6 +4,7 @@ A configuration is a frozen dataclass. Where several classes fit one field, thei
 `Tagged` class and the plain form carries the choice as `type: NAME`.
 """
 
+import abc
 import dataclasses
 import difflib
 import types
@@ -22,7 +23,7 @@ def choose(kind: str, name: Any, choices: typing.Iterable[str]) -> str:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Tagged:
+class Tagged(abc.ABC):
     """Base of configuration families whose members are told apart by a `type` tag.
 
     A direct subclass opens a family (`class MemoryConfig(Tagged, kind="memory")`); its subclasses
@@ -38,6 +39,7 @@ class Tagged:
         if kind is not None:
             cls.kind, cls.family = kind, {}
         if tag is not None:
+            assert tag not in cls.family, f"{cls.kind} {tag!r} is registered twice"
             cls.tag = tag
             cls.family[tag] = cls
 

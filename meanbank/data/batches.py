@@ -14,8 +14,8 @@ IGNORED = -100
 class Batch:
     """Rows to train on.
 
-    ``input_ids``: (B, T) int64. ``labels``: (B, T) int64, already shifted: ``labels[b, t]`` is the
-    target of ``input_ids[b, t]``; -100 is ignored.
+    `input_ids`: (B, T) int64. `labels`: (B, T) int64, already shifted: `labels[b, t]` is the
+    target of `input_ids[b, t]`; -100 is ignored.
     """
 
     input_ids: torch.Tensor
@@ -27,14 +27,14 @@ class Batch:
 
 
 class TextBatches:
-    """Windows of ``sequence_length`` + 1 tokens of a packed stream, a pure function of the step.
+    """Windows of `sequence_length` + 1 tokens of a packed stream, a pure function of the step.
 
     The stream is read as a ring, so the end of the last document is followed by the first one. An
     epoch cuts it at a random offset into windows whose inputs do not overlap (less than one window
-    is left out) and visits them in a random order; offset and order depend on ``seed`` and the
+    is left out) and visits them in a random order; offset and order depend on `seed` and the
     epoch only. A batch may cross epochs.
 
-    Raises ValueError when the stream has fewer than ``sequence_length`` + 1 tokens.
+    Raises ValueError when the stream has fewer than `sequence_length` + 1 tokens.
     """
 
     def __init__(

@@ -14,16 +14,16 @@ _ATTEMPTS = 5
 
 
 def cache_root() -> Path:
-    """``MEANBANK_CACHE``, or ``meanbank`` in the user's cache folder (``~/.cache``)."""
+    """`MEANBANK_CACHE`, or `meanbank` in the user's cache folder (`~/.cache`)."""
     if chosen := os.environ.get("MEANBANK_CACHE"):
         return Path(chosen)
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "meanbank"
 
 
 def build_once(folder: Path, build: Callable[[Path], None]) -> None:
-    """Makes sure that ``folder`` holds what ``build`` writes.
+    """Makes sure that `folder` holds what `build` writes.
 
-    ``build`` gets an empty folder beside the final one, which then takes its place in one rename:
+    `build` gets an empty folder beside the final one, which then takes its place in one rename:
     an interrupted build leaves nothing, and of two builds at once either may win. A folder with a
     missing or changed file is built again.
 

@@ -11,12 +11,12 @@ from meanbank.data.tokenizer import SMALLEST_VOCABULARY
 class DataConfig:
     """Data of one run.
 
-    ``source``: see ``open_source``, or ``recall`` for associative recall.
-    ``tokenizer``: a ``tokenizer.json`` or a folder with one; None trains a byte-level BPE of
-    ``vocab_size`` on the training split.
-    ``held_out_fraction``: the expected share of the documents held out, chosen by ``split_seed``.
-    ``sequence_length``: tokens a row; ``batch_size``: rows a batch.
-    ``recall``: settings of the source ``recall``, whose lengths come from its curriculum; filled
+    `source`: see `open_source`, or `recall` for associative recall.
+    `tokenizer`: a `tokenizer.json` or a folder with one; None trains a byte-level BPE of
+    `vocab_size` on the training split.
+    `held_out_fraction`: the expected share of the documents held out, chosen by `split_seed`.
+    `sequence_length`: tokens a row; `batch_size`: rows a batch.
+    `recall`: settings of the source `recall`, whose lengths come from its curriculum; filled
     in with the defaults there, None for every other source.
 
     Raises ValueError for a setting out of range.

@@ -12,8 +12,8 @@ _TOKENS, _OFFSETS, _HEADER = "tokens.bin", "offsets.npy", "packed.json"
 class PackedTokens:
     """Documents one after the other, each followed by one end-of-text token.
 
-    ``tokens``: (N,) uint16 or uint32, memory-mapped and read-only. ``offsets``: (documents + 1,)
-    int64; document i is ``tokens[offsets[i] : offsets[i + 1]]``, its end-of-text token included.
+    `tokens`: (N,) uint16 or uint32, memory-mapped and read-only. `offsets`: (documents + 1,)
+    int64; document i is `tokens[offsets[i] : offsets[i + 1]]`, its end-of-text token included.
     """
 
     def __init__(self, *, tokens: np.ndarray, offsets: np.ndarray):
@@ -22,7 +22,7 @@ class PackedTokens:
 
     @classmethod
     def open(cls, folder: str | Path) -> "PackedTokens":
-        """Maps what ``PackedWriter`` left in ``folder``.
+        """Maps what `PackedWriter` left in `folder`.
 
         Raises ValueError when files are missing or do not fit together.
         """
@@ -60,7 +60,7 @@ class PackedTokens:
 class PackedWriter:
     """Writes documents piece by piece into an existing, empty folder.
 
-    ``vocab_size`` decides the width of a token: uint16 while every id fits, else uint32.
+    `vocab_size` decides the width of a token: uint16 while every id fits, else uint32.
     """
 
     def __init__(self, folder: Path, *, vocab_size: int, end_of_text_id: int):

@@ -35,8 +35,8 @@ _PIECE_CHARACTERS = 1_000_000
 class Corpus:
     """A prepared source.
 
-    ``token_bytes``: (vocabulary,) int64, see ``meanbank.data.token_bytes``. ``fingerprint``: of
-    the source, the tokenizer's settings and the split. ``description``: JSON values to write
+    `token_bytes`: (vocabulary,) int64, see `meanbank.data.token_bytes`. `fingerprint`: of
+    the source, the tokenizer's settings and the split. `description`: JSON values to write
     beside every result.
     """
 
@@ -56,7 +56,7 @@ class Corpus:
 
 @dataclass(frozen=True, kw_only=True)
 class Split:
-    """Which documents are held out: those whose draw, a hash of seed and name, is below ``cut``.
+    """Which documents are held out: those whose draw, a hash of seed and name, is below `cut`.
 
     So a document keeps its side whatever the order and whatever is added to the corpus.
     """
@@ -74,9 +74,9 @@ class Split:
 
 
 def prepare_corpus(config: DataConfig) -> Corpus:
-    """Opens the prepared corpus of ``config``, after building it in the cache if need be.
+    """Opens the prepared corpus of `config`, after building it in the cache if need be.
 
-    The folder is ``MEANBANK_CACHE`` (or ``~/.cache/meanbank``) / ``corpora`` / fingerprint.
+    The folder is `MEANBANK_CACHE` (or `~/.cache/meanbank`) / `corpora` / fingerprint.
     Documents are split by a hash of seed and name. The tokenizer, unless one is named, is trained
     on 8 MB of whole documents of the training split, chosen by hash as well.
 
@@ -179,7 +179,7 @@ def _tokenizer(source: Source, split: Split, config: DataConfig) -> Tokenizer:
 
 
 def _sample(source: Source, split: Split, size: int) -> list[str]:
-    """Whole training documents of about ``size`` bytes in all, at least one, in hashed order."""
+    """Whole training documents of about `size` bytes in all, at least one, in hashed order."""
     heap: list[tuple[float, str, str]] = []
     total = 0
     for document in _training_documents(source, split):
@@ -199,7 +199,7 @@ def _training_documents(source: Source, split: Split) -> Iterator[Document]:
 def _pack(
     folder: Path, source: Source, split: Split, tokenizer: Tokenizer, size: int
 ) -> dict[str, PackedTokens]:
-    """Encodes every document into ``folder/train`` or ``folder/held_out``."""
+    """Encodes every document into `folder/train` or `folder/held_out`."""
     writers = {}
     for side in ("train", "held_out"):
         (folder / side).mkdir()
@@ -239,7 +239,7 @@ def _batches_of_pieces(source: Source, split: Split) -> Iterator[list[tuple[str,
 
 
 def cut_text(text: str, size: int) -> list[str]:
-    """Cuts a text into pieces of at most ``size`` characters, so that encoding needs little memory.
+    """Cuts a text into pieces of at most `size` characters, so that encoding needs little memory.
 
     A cut comes before a single space between visible characters, where the usual byte-level
     tokenizers start a new word anyway: the tokens stay those of the whole text. Without such a
@@ -260,7 +260,7 @@ def cut_text(text: str, size: int) -> list[str]:
 
 
 def _draw(key: str) -> float:
-    """A uniform number in [0, 1) from a hash of ``key``."""
+    """A uniform number in [0, 1) from a hash of `key`."""
     # 53 bits: what a float holds, so the number stays below 1.
     digest = hashlib.sha256(key.encode("utf-8", "surrogatepass")).digest()
     return (int.from_bytes(digest[:8], "big") >> 11) / (1 << 53)

@@ -15,8 +15,8 @@ Stage = tuple[float, int, int]
 class RecallConfig:
     """Sizes of the task and its curriculum.
 
-    The vocabulary is the ``keys``, then the ``values``, then the ``fillers``, in this order of ids.
-    A sequence asks for at most ``queries`` of its keys. ``curriculum``: (fraction of the steps,
+    The vocabulary is the `keys`, then the `values`, then the `fillers`, in this order of ids.
+    A sequence asks for at most `queries` of its keys. `curriculum`: (fraction of the steps,
     tokens a sequence, pairs a sequence), short sequences first: models learn nothing from the long
     ones alone.
 
@@ -54,7 +54,7 @@ class RecallConfig:
 
 
 def check_room(length: int, pairs: int, config: RecallConfig) -> None:
-    """Raises ValueError unless ``pairs`` pairs and their queries fit in ``length`` tokens."""
+    """Raises ValueError unless `pairs` pairs and their queries fit in `length` tokens."""
     if not 1 <= pairs <= config.keys:
         raise ValueError(f"recall needs from 1 to {config.keys} pairs (distinct keys), got {pairs}")
     room = (length - min(config.queries, pairs)) // 2
@@ -70,7 +70,7 @@ def recall_batch(
 ) -> Batch:
     """Random sequences: (batch_size, length) each.
 
-    The last ``min(queries, pairs)`` tokens are query keys, distinct and stored before, each with
+    The last `min(queries, pairs)` tokens are query keys, distinct and stored before, each with
     its value as the label *at the query's own position*; every other label is -100. In front of
     them pairs (a key at an even position, its value right after) lie among random fillers.
 
@@ -95,12 +95,12 @@ def recall_batch(
 
 
 def _distinct(generator: torch.Generator, rows: int, choices: int, count: int) -> torch.Tensor:
-    """``count`` distinct numbers below ``choices`` in random order for each row: (rows, count)."""
+    """`count` distinct numbers below `choices` in random order for each row: (rows, count)."""
     return torch.rand(rows, choices, generator=generator).argsort(dim=1)[:, :count]
 
 
 class RecallBatches:
-    """Batches of the curriculum over ``steps`` steps, a pure function of seed and step."""
+    """Batches of the curriculum over `steps` steps, a pure function of seed and step."""
 
     def __init__(self, config: RecallConfig, *, batch_size: int, seed: int, steps: int):
         if batch_size < 1 or steps < 1:

@@ -26,7 +26,7 @@ _EXCLUDED_FOLDERS = frozenset({"site-packages", "dist-packages", "__pycache__"})
 
 @dataclass(frozen=True)
 class Document:
-    """One document: ``name`` is unique within its source and does not depend on where it lies."""
+    """One document: `name` is unique within its source and does not depend on where it lies."""
 
     name: str
     text: str
@@ -52,7 +52,7 @@ class Source(ABC):
 
 
 def source_choices(spec: str) -> list[str]:
-    """The choices for a source, those nearest to ``spec`` first."""
+    """The choices for a source, those nearest to `spec` first."""
     name = spec.partition(":")[0].lower()
 
     def distance(choice: str) -> float:
@@ -62,7 +62,7 @@ def source_choices(spec: str) -> list[str]:
 
 
 def check_spec(spec: str) -> None:
-    """Raises ValueError unless ``spec`` has the form of a known source; opens nothing."""
+    """Raises ValueError unless `spec` has the form of a known source; opens nothing."""
     kind, _, rest = spec.partition(":")
     if spec in ("stdlib", RECALL) or (kind in ("files", "hf") and rest):
         return
@@ -70,14 +70,14 @@ def check_spec(spec: str) -> None:
 
 
 def open_source(spec: str) -> Source:
-    """Opens the source that ``spec`` names.
+    """Opens the source that `spec` names.
 
-    ``stdlib``: the running interpreter's own library source, a document a ``.py`` file.
-    ``files:GLOB``: files that match (``**`` crosses folders); a ``.jsonl`` file has a document a
-    line and a ``.parquet`` file a document a row, both with the text under ``text``; any other
+    `stdlib`: the running interpreter's own library source, a document a `.py` file.
+    `files:GLOB`: files that match (`**` crosses folders); a `.jsonl` file has a document a
+    line and a `.parquet` file a document a row, both with the text under `text`; any other
     file is one document of UTF-8 text.
-    ``hf:NAME[:SPLIT]``: the ``text`` column of a data set of the Hugging Face hub or of a folder
-    that ``datasets`` can load; SPLIT is ``train`` unless given.
+    `hf:NAME[:SPLIT]`: the `text` column of a data set of the Hugging Face hub or of a folder
+    that `datasets` can load; SPLIT is `train` unless given.
 
     Raises ValueError for an unknown source or one without files, and ImportError when the source
     needs a package that is not installed.
@@ -103,10 +103,10 @@ class _Survey:
 
 
 class StdlibSource(Source):
-    """Every ``.py`` file under the interpreter's library folder that is UTF-8 text.
+    """Every `.py` file under the interpreter's library folder that is UTF-8 text.
 
     Installed packages and caches are left out. Files in another encoding (a few of CPython's own
-    tests) are skipped and counted in ``describe()``. ``root`` replaces the library folder.
+    tests) are skipped and counted in `describe()`. `root` replaces the library folder.
     """
 
     def __init__(self, root: Path | None = None):
@@ -204,7 +204,7 @@ class FilesSource(Source):
 
 
 class HuggingFaceSource(Source):
-    """One split of a data set, a document a row of its ``text`` column."""
+    """One split of a data set, a document a row of its `text` column."""
 
     def __init__(self, name: str, split: str):
         self.name, self.split = name, split

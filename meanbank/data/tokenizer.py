@@ -18,12 +18,12 @@ SMALLEST_VOCABULARY = 257
 def train_tokenizer(texts: Iterable[str], vocab_size: int) -> Tokenizer:
     """Trains a byte-level BPE; equal texts give an equal tokenizer.
 
-    The alphabet is all 256 bytes, so any text can be encoded and ``decode`` gives it back exactly.
-    Id 0 is the end-of-text token. A small corpus may give fewer than ``vocab_size`` tokens.
-    The time is a few seconds for the sample of ``SAMPLE_BYTES`` (8 MB of whole documents of the
-    training split) that ``prepare_corpus`` passes; a larger sample hardly changes the merges.
+    The alphabet is all 256 bytes, so any text can be encoded and `decode` gives it back exactly.
+    Id 0 is the end-of-text token. A small corpus may give fewer than `vocab_size` tokens.
+    The time is a few seconds for the sample of `SAMPLE_BYTES` (8 MB of whole documents of the
+    training split) that `prepare_corpus` passes; a larger sample hardly changes the merges.
 
-    Raises ValueError when ``vocab_size`` cannot hold the bytes and the end-of-text token.
+    Raises ValueError when `vocab_size` cannot hold the bytes and the end-of-text token.
     """
     if vocab_size < SMALLEST_VOCABULARY:
         raise ValueError(
@@ -44,7 +44,7 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int) -> Tokenizer:
 
 
 def tokenizer_file(path: str | Path) -> Path:
-    """The ``tokenizer.json`` that ``path`` (the file or its folder) names; ValueError if none."""
+    """The `tokenizer.json` that `path` (the file or its folder) names; ValueError if none."""
     path = Path(path).expanduser()
     file = path / "tokenizer.json" if path.is_dir() else path
     if not file.is_file():
@@ -53,7 +53,7 @@ def tokenizer_file(path: str | Path) -> Path:
 
 
 def load_tokenizer(path: str | Path) -> Tokenizer:
-    """Loads a ``tokenizer.json``, or the one in a folder.
+    """Loads a `tokenizer.json`, or the one in a folder.
 
     Truncation and padding stored in the file are switched off, and the literal text of a special
     token is encoded as plain text. Raises ValueError when there is no readable tokenizer.

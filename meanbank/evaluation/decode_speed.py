@@ -10,6 +10,7 @@ from meanbank.core.progress import progress
 from meanbank.model import MeanbankCache, MeanbankForCausalLM
 
 PREFILL_CHUNK = 2048
+WARM_UP = 8  # steps before the timed ones
 
 
 @torch.inference_mode()
@@ -18,30 +19,32 @@ def decode_speed(
 ) -> dict[str, Any]:
     """Tokens a second of batch 1, one by one, after `context` random tokens.
 
-    The median of `tokens` steps, so a chunk that is merged now and then does not show; the mean
-    has it.
+    tokens_per_second is over all `tokens` steps, memory updates included (let it be a multiple of
+    the chunk); the median step, which has none, stands beside it. WARM_UP steps go before.
     """
     model.eval()
     generator = torch.Generator().manual_seed(seed)
-    shape = (1, context + tokens)
+    steps = WARM_UP + tokens
+    shape = (1, context + steps)
     ids = torch.randint(model.config.vocab_size, shape, generator=generator).to(model.device)
     cache, times = MeanbankCache(model.config.num_hidden_layers), []
-    with progress("decode speed", context + tokens) as report:
+    with progress("decode speed", context + steps) as report:
         for start in range(0, context, PREFILL_CHUNK):
             part = ids[:, start : min(start + PREFILL_CHUNK, context)]
             model(input_ids=part, cache=cache, logits_to_keep=1)
             report(part.shape[1])
-        for index in range(context, context + tokens):
+        for index in range(context, context + steps):
             began = time.perf_counter()
             output = model(input_ids=ids[:, index : index + 1], cache=cache)
             output.logits[0, -1].argmax().item()  # waits for the device
             times.append(time.perf_counter() - began)
             report(1)
-    median = statistics.median(times)
+    timed = times[WARM_UP:]
     return {
         "context": context,
-        "tokens_per_second": 1 / median,
-        "milliseconds_per_token": 1e3 * median,
-        "mean_milliseconds_per_token": 1e3 * statistics.fmean(times),
+        "tokens": tokens,
+        "tokens_per_second": tokens / sum(timed),
+        "milliseconds_per_token": 1e3 * sum(timed) / tokens,
+        "median_milliseconds_per_token": 1e3 * statistics.median(timed),
         "memory_bytes": cache.nbytes(),
     }

@@ -38,11 +38,14 @@ class SamplingSettings:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Generated:
-    """text: the continuation; seen: tokens the memory has seen; memory_bytes: what it holds."""
+    """text: the continuation; seen: tokens the memory has seen; memory_bytes: what it holds.
+
+    tokens_per_second: of decoding, from the second token on; None where there is none.
+    """
 
     text: str
     new_tokens: int
-    tokens_per_second: float
+    tokens_per_second: float | None
     seen: int
     memory_bytes: int
 
@@ -81,7 +84,6 @@ def stream_text(
 ) -> Generated:
     """Continue `prompt`; `show` gets each piece of text as it comes.
 
-    tokens_per_second counts decoding only, from the second token on.
     Raises ValueError for an empty prompt.
     """
     ids = tokenizer.encode(prompt, add_special_tokens=False).ids
@@ -99,12 +101,12 @@ def stream_text(
         **settings.keywords(),
     )
     finished = time.perf_counter()
-    steps = max(streamer.count - 1, 1)
+    steps = streamer.count - 1
     seconds = finished - (streamer.first_token_at or finished)
     return Generated(
         text="".join(streamer.pieces),
         new_tokens=streamer.count,
-        tokens_per_second=steps / seconds if seconds > 0 else 0.0,
+        tokens_per_second=steps / seconds if steps > 0 and seconds > 0 else None,
         seen=cache.seen,
         memory_bytes=cache.nbytes(),
     )

@@ -8,8 +8,9 @@ from rich.console import Console
 from rich.table import Table as RichTable
 from rich.text import Text
 
+from meanbank.reports.expectations import demo_tables
 from meanbank.reports.results import DemoResults
-from meanbank.reports.tables import Table, demo_tables
+from meanbank.reports.tables import Table
 from meanbank.reports.wording import printable
 
 _COLUMNS = 100

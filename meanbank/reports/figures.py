@@ -32,7 +32,7 @@ _LONGEST_LINE = 26
 
 @dataclass(frozen=True, kw_only=True)
 class Figure:
-    """A figure on disk; ``alternative`` says in words what it shows."""
+    """A figure on disk; `alternative` says in words what it shows."""
 
     name: str
     path: Path
@@ -50,7 +50,7 @@ class _Plan:
 
 
 def draw_figures(results: DemoResults, folder: Path | str) -> dict[str, Figure]:
-    """Save what the results allow as PNG files in ``folder``; by name, in reading order."""
+    """Save what the results allow as PNG files in `folder`; by name, in reading order."""
     figures = {}
     for name, plan in _PLANS.items():
         if not plan.drawable(results):

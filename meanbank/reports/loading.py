@@ -35,7 +35,7 @@ PRODUCED_BY = ("version", "commit", "python", "torch", "device", "dtype", "threa
 
 
 def load_demo(folder: Path | str) -> DemoResults:
-    """Read what ``meanbank demo --out FOLDER`` left: whatever of it is there.
+    """Read what `meanbank demo --out FOLDER` left: whatever of it is there.
 
     Raises ValueError for a folder without any results and for a file that is not JSON.
     """

@@ -5,6 +5,7 @@ from html import escape
 from importlib.resources import files
 from pathlib import Path
 
+from meanbank.reports.expectations import expectations_table
 from meanbank.reports.figures import Figure, draw_figures
 from meanbank.reports.files import write_whole
 from meanbank.reports.loading import load_demo
@@ -19,7 +20,7 @@ _POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'"
 
 
 def write_report(folder: Path | str) -> Path:
-    """Draw the figures of a demo into ``folder/figures`` and write ``folder/report.html``.
+    """Draw the figures of a demo into `folder/figures` and write `folder/report.html`.
 
     Raises ValueError for a folder without results.
     """
@@ -32,7 +33,7 @@ def write_report(folder: Path | str) -> Path:
 
 
 def report_page(results: DemoResults, figures: dict[str, Figure]) -> str:
-    """The page as HTML; ``figures`` by name, those that could be drawn."""
+    """The page as HTML; `figures` by name, those that could be drawn."""
     style = files("meanbank.reports").joinpath("report.css").read_text(encoding="utf-8")
     parts = [
         "<!DOCTYPE html>",
@@ -56,6 +57,7 @@ def report_page(results: DemoResults, figures: dict[str, Figure]) -> str:
         _table(recall_table(results)),
         _figure(figures.get("recall-by-pairs"), "single"),
         _table(contrast_table(results)),
+        _table(expectations_table(results)),
         _training(figures.get("training")),
         _samples(results),
         _what_was_run(what_was_run(results)),

@@ -16,7 +16,7 @@ class Style:
 
     @property
     def line(self) -> dict[str, Any]:
-        """Keywords of ``Axes.plot``."""
+        """Keywords of `Axes.plot`."""
         return {"color": self.color, "dashes": self.dashes or (None, None)}
 
 

@@ -84,7 +84,7 @@ def _known(say: Any, value: int | None) -> str | None:
 
 
 def _flattened(value: Any, name: str) -> dict[str, Any]:
-    """Nested objects as dotted names: ``{"a": {"b": 1}}`` -> ``{"a.b": 1}``."""
+    """Nested objects as dotted names: `{"a": {"b": 1}}` -> `{"a.b": 1}`."""
     if not isinstance(value, Mapping):
         return {name: value}
     separator = ": " if name == "Data" else "."

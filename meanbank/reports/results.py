@@ -18,7 +18,7 @@ RECALL_ARMS = {name: LANGUAGE_ARMS[name] for name in ("full", "kvm_fixed", "kvm_
 
 @dataclass(frozen=True, kw_only=True)
 class Curve:
-    """Training of one run: ``losses`` (step, nats a token), ``held_out`` (step, bits per byte)."""
+    """Training of one run: `losses` (step, nats a token), `held_out` (step, bits per byte)."""
 
     losses: tuple[tuple[int, float], ...] = ()
     held_out: tuple[tuple[int, float], ...] = ()
@@ -26,9 +26,9 @@ class Curve:
 
 @dataclass(frozen=True, kw_only=True)
 class Run:
-    """One trained model: its ``run.json`` and its training curve.
+    """One trained model: its `run.json` and its training curve.
 
-    ``produced_by``: version, commit, Python, device and so on, as the run stated them.
+    `produced_by`: version, commit, Python, device and so on, as the run stated them.
     """
 
     description: str | None = None
@@ -54,7 +54,7 @@ class Evaluation:
 
 @dataclass(frozen=True, kw_only=True)
 class Bucket:
-    """Mean loss, in nats a token, over the token positions from ``start`` to before ``stop``."""
+    """Mean loss, in nats a token, over the token positions from `start` to before `stop`."""
 
     start: int
     stop: int
@@ -64,7 +64,7 @@ class Bucket:
 
 @dataclass(frozen=True, kw_only=True)
 class PositionLoss:
-    """Loss by token position; ``at`` k: over the positions from kT/2 to kT, training length T."""
+    """Loss by token position; `at` k: over the positions from kT/2 to kT, training length T."""
 
     training_length: int | None
     documents: int | None
@@ -82,7 +82,7 @@ class MemoryUse:
 
 @dataclass(frozen=True, kw_only=True)
 class DecodeSpeed:
-    """Speed of generation with ``context`` tokens already read."""
+    """Speed of generation with `context` tokens already read."""
 
     context: int | None
     tokens_per_second: float | None
@@ -90,7 +90,7 @@ class DecodeSpeed:
 
 @dataclass(frozen=True, kw_only=True)
 class LanguageArm:
-    """One language model and what was measured on it; ``label`` is its readable name."""
+    """One language model and what was measured on it; `label` is its readable name."""
 
     name: str
     label: str
@@ -104,7 +104,7 @@ class LanguageArm:
 
 @dataclass(frozen=True, kw_only=True)
 class RecallRun:
-    """One seed of a recall model; ``accuracy`` by (length in tokens, pairs)."""
+    """One seed of a recall model; `accuracy` by (length in tokens, pairs)."""
 
     seed: int
     run: Run | None = None
@@ -148,7 +148,7 @@ class Sample:
 
 @dataclass(frozen=True, kw_only=True)
 class DemoResults:
-    """All that was found under ``folder``; every known arm is listed, measured or not."""
+    """All that was found under `folder`; every known arm is listed, measured or not."""
 
     folder: Path
     language: tuple[LanguageArm, ...]

@@ -25,7 +25,7 @@ CHANCE = 1 / 32
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """Cells of one line; ``emphasis`` for a mean among the seeds that it is made of."""
+    """Cells of one line; `emphasis` for a mean among the seeds that it is made of."""
 
     cells: tuple[str, ...]
     emphasis: bool = False
@@ -33,7 +33,7 @@ class Row:
 
 @dataclass(frozen=True, kw_only=True)
 class Table:
-    """A table with what it means in plain words; the first ``text_columns`` hold words.
+    """A table with what it means in plain words; the first `text_columns` hold words.
 
     Headings may be broken at their line breaks.
     """
@@ -43,11 +43,6 @@ class Table:
     columns: tuple[str, ...]
     rows: tuple[Row, ...]
     text_columns: int = 1
-
-
-def demo_tables(results: DemoResults) -> tuple[Table, ...]:
-    """Every table of the demo, in reading order."""
-    return language_table(results), recall_table(results), contrast_table(results)
 
 
 def language_table(results: DemoResults) -> Table:

@@ -9,7 +9,7 @@ _BINARY_UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 
 
 def decimal(value: float | None, places: int = 3) -> str:
-    """``1.2346`` -> ``1.235``."""
+    """`1.2346` -> `1.235`."""
     return DASH if value is None else f"{value:.{places}f}"
 
 
@@ -19,12 +19,12 @@ def signed(value: float | None, places: int = 3) -> str:
 
 
 def grouped(value: int | None) -> str:
-    """``1234567`` -> ``1,234,567``."""
+    """`1234567` -> `1,234,567`."""
     return DASH if value is None else f"{value:,}"
 
 
 def short_count(value: int | None) -> str:
-    """``1234567`` -> ``1.23M``, for numbers of parameters and tokens."""
+    """`1234567` -> `1.23M`, for numbers of parameters and tokens."""
     if value is None:
         return DASH
     for unit, size in (("B", 10**9), ("M", 10**6), ("K", 10**3)):
@@ -34,7 +34,7 @@ def short_count(value: int | None) -> str:
 
 
 def length(tokens: int) -> str:
-    """``32768`` -> ``32K``, ``1048576`` -> ``1M``; lengths that are not round stay as they are."""
+    """`32768` -> `32K`, `1048576` -> `1M`; lengths that are not round stay as they are."""
     for unit, size in (("M", 2**20), ("K", 2**10)):
         if tokens >= size and tokens % size == 0:
             return f"{tokens // size}{unit}"
@@ -42,7 +42,7 @@ def length(tokens: int) -> str:
 
 
 def binary_size(size: float | None) -> str:
-    """``1610612736`` -> ``1.50 GiB``."""
+    """`1610612736` -> `1.50 GiB`."""
     if size is None:
         return DASH
     power = 0
@@ -53,14 +53,14 @@ def binary_size(size: float | None) -> str:
 
 
 def rate(value: float | None) -> str:
-    """Tokens a second: ``1,234`` or ``12.3``."""
+    """Tokens a second: `1,234` or `12.3`."""
     if value is None:
         return DASH
     return f"{value:,.0f}" if value >= 100 else f"{value:.1f}"
 
 
 def listed(items: list[str]) -> str:
-    """``a, b and c``."""
+    """`a, b and c`."""
     return " and ".join(part for part in (", ".join(items[:-1]), *items[-1:]) if part)
 
 

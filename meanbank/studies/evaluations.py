@@ -119,6 +119,7 @@ def evaluate_run(
             "step": run.step,
             "settings": dataclasses.asdict(settings),
             "produced_by": produced_by(device=device, dtype=dtype, seed=seed),
+            "bos_policy": "none: texts are read as they are",
             "data": run.info["data"],
             "results": TASKS[task](run, settings),
         }

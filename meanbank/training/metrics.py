@@ -9,7 +9,7 @@ from meanbank.core.files import write_text
 
 
 class Metrics:
-    """Appends to `metrics.jsonl`; lines at or after `first_step` of an earlier try are dropped."""
+    """Appends to `metrics.jsonl`; an earlier try's lines after `first_step` steps are dropped."""
 
     def __init__(self, path: Path, first_step: int) -> None:
         if path.is_file():
