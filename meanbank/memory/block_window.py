@@ -5,7 +5,7 @@ import dataclasses
 from meanbank.core.geometry import Geometry
 from meanbank.memory.base import MemoryConfig
 from meanbank.memory.window import WindowMemory
-from meanbank.ops.attention import BlockWindow as Window
+from meanbank.ops.attention import BlockRule
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -24,4 +24,4 @@ class BlockWindow(MemoryConfig, tag="block_window"):
             )
 
     def build(self, geometry: Geometry) -> WindowMemory:
-        return WindowMemory(geometry, Window(self.block_size, self.blocks, self.sink))
+        return WindowMemory(geometry, BlockRule(self.block_size, self.blocks, self.sink))

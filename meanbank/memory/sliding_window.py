@@ -5,7 +5,7 @@ import dataclasses
 from meanbank.core.geometry import Geometry
 from meanbank.memory.base import MemoryConfig
 from meanbank.memory.window import WindowMemory
-from meanbank.ops.attention import SlidingWindow as Window
+from meanbank.ops.attention import SlidingRule
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -22,4 +22,4 @@ class SlidingWindow(MemoryConfig, tag="sliding_window"):
             )
 
     def build(self, geometry: Geometry) -> WindowMemory:
-        return WindowMemory(geometry, Window(self.window, self.sink))
+        return WindowMemory(geometry, SlidingRule(self.window, self.sink))

@@ -8,7 +8,7 @@ from torch import Tensor
 from meanbank.core.geometry import Geometry
 from meanbank.core.state import State
 from meanbank.memory.base import Memory
-from meanbank.ops.attention.window import Window, key_positions, window_attention
+from meanbank.ops.attention.window import WindowRule, key_positions, window_attention
 
 
 @dataclasses.dataclass(frozen=True)
@@ -20,9 +20,9 @@ class WindowState(State):
 
 
 class WindowMemory(Memory):
-    """Attention within a `Window`."""
+    """Attention within a `WindowRule`."""
 
-    def __init__(self, geometry: Geometry, window: Window) -> None:
+    def __init__(self, geometry: Geometry, window: WindowRule) -> None:
         super().__init__(geometry)
         self.window = window
 

@@ -10,7 +10,7 @@ from meanbank.values import Projected, ValueSourceConfig
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Address:
+class AddressPlan:
     """How queries and keys carry positions: the fraction of channels that is rotated."""
 
     rotary_fraction: float = 0.5
@@ -26,7 +26,7 @@ class LayerPlan:
 
     memory: MemoryConfig = KVM()
     values: ValueSourceConfig = Projected()
-    address: Address = Address()
+    address: AddressPlan = AddressPlan()
 
 
 PLACES = {

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from meanbank.ops import full_attention, window_attention
-from meanbank.ops.attention import BlockWindow, SlidingWindow, window
+from meanbank.ops.attention import BlockRule, SlidingRule, window
 from meanbank.ops.attention.window import key_positions
 from meanbank.ops.rotary import apply_rotary, rotary_angles
 from meanbank.ops.token_shift import token_shift
@@ -17,7 +17,7 @@ def dense(query, key, value, rule):
     """All pairs, straight from the definition."""
     length = key.shape[2]
     rows, columns = torch.arange(length)[:, None], torch.arange(length)[None]
-    if isinstance(rule, SlidingWindow):
+    if isinstance(rule, SlidingRule):
         near = columns > rows - rule.size
     else:
         near = columns // rule.size >= rows // rule.size - rule.blocks + 1
@@ -26,8 +26,8 @@ def dense(query, key, value, rule):
 
 
 rules = st.one_of(
-    st.builds(SlidingWindow, st.integers(1, 9), st.integers(0, 4)),
-    st.builds(BlockWindow, st.integers(1, 5), st.integers(1, 3), st.integers(0, 7)),
+    st.builds(SlidingRule, st.integers(1, 9), st.integers(0, 4)),
+    st.builds(BlockRule, st.integers(1, 5), st.integers(1, 3), st.integers(0, 7)),
 )
 
 

@@ -28,7 +28,10 @@ def results(tmp_path) -> DemoResults:
         recall_arm("kvm_sqrt", [0.98, 0.96], [0.81, 0.87]),
     )
     return DemoResults(
-        folder=tmp_path, language=language, recall=recall, bigram=Bigram(bits_per_byte=1.95, training_tokens=None)
+        folder=tmp_path,
+        language=language,
+        recall=recall,
+        bigram=Bigram(bits_per_byte=1.95, training_tokens=None),
     )
 
 

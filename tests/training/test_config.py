@@ -101,3 +101,10 @@ def test_a_saved_configuration_is_the_same(config_file, tmp_path):
     path = tmp_path / "saved.yaml"
     path.write_text(yaml.safe_dump(config.plain()))
     assert load_config(path) == config
+
+
+def test_file_patterns_become_absolute(config_file, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    config = load_config(config_file, ["data.source=files:corpus/*.txt"])
+    assert config.data.source == f"files:{tmp_path}/corpus/*.txt"
+    assert config == load_config(config_file)

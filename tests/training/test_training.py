@@ -111,6 +111,30 @@ def test_an_existing_folder_is_never_clobbered(config_file, tmp_path):
     assert (other / "thesis.txt").read_text() == "precious"
 
 
+def test_changed_data_is_not_resumed(config_file, tmp_path, corpus):
+    config = load_config(config_file)
+    run = train(config, tmp_path / "run")
+    (corpus / "more.txt").write_text("one more document")
+    before = (run / "run.json").read_text()
+    with pytest.raises(ValueError, match="has changed since it was started"):
+        train(config, run, resume=True)
+    assert (run / "run.json").read_text() == before
+
+
+def test_damaged_runs_are_one_clear_line(config_file, tmp_path):
+    run = train(load_config(config_file, ["training.keep_last=1"]), tmp_path / "run")
+    info = (run / "run.json").read_text()
+    (run / "run.json").write_text("{}")
+    with pytest.raises(ValueError, match="is not the description of a run"):
+        load_run(run)
+    (run / "run.json").write_text(info)
+    weights = run / "checkpoints" / "step-000006" / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:1000])
+    with pytest.raises(ValueError, match="is damaged") as error:
+        load_run(run)
+    assert "\n" not in str(error.value)
+
+
 def test_wrong_data_leaves_an_earlier_run_alone(config_file, tmp_path):
     run = train(load_config(config_file, ["training.steps=2"]), tmp_path / "run")
     broken = load_config(config_file, [f"data.source=files:{tmp_path}/nothing/*.txt"])

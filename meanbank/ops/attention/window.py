@@ -10,7 +10,7 @@ from torch import Tensor
 QUERY_BLOCK = 256  # queries handled together; keys of a block: this plus the window
 
 
-class Window(Protocol):
+class WindowRule(Protocol):
     """Which earlier tokens a query sees."""
 
     @property
@@ -33,7 +33,7 @@ class Window(Protocol):
 
 
 @dataclasses.dataclass(frozen=True)
-class SlidingWindow:
+class SlidingRule:
     """A query sees `size` tokens, itself included."""
 
     size: int
@@ -51,7 +51,7 @@ class SlidingWindow:
 
 
 @dataclasses.dataclass(frozen=True)
-class BlockWindow:
+class BlockRule:
     """A query sees `blocks` aligned blocks of `size` tokens, its own included, and the sink."""
 
     size: int
@@ -70,14 +70,14 @@ class BlockWindow:
         return key >= (own - self.blocks + 1) * self.size
 
 
-def key_positions(window: Window, seen: int) -> list[range]:
+def key_positions(window: WindowRule, seen: int) -> list[range]:
     """Positions that the next query may see and that a state therefore keeps: sink, then window."""
     start = window.earliest(seen)
     return [range(min(window.sink, start)), range(start, seen)]
 
 
 def window_attention(
-    query: Tensor, key: Tensor, value: Tensor, window: Window, seen: int = 0
+    query: Tensor, key: Tensor, value: Tensor, window: WindowRule, seen: int = 0
 ) -> Tensor:
     """Attention of T new tokens, which follow `seen` earlier ones, within `window`.
 
