@@ -1,7 +1,12 @@
 """The command line: one thin file a verb."""
 
+import contextlib
+import functools
+import io
 import os
+import re
 import sys
+from collections.abc import Callable
 
 import tyro
 from transformers.utils.logging import disable_progress_bar
@@ -12,6 +17,7 @@ from meanbank.cli.generate import generate
 from meanbank.cli.train import train
 from meanbank.core.errors import one_line
 
+VERBS = {"train": train, "evaluate": evaluate, "generate": generate, "demo": demo}
 ERRORS = (ValueError, ImportError, OSError)  # what a user can put right
 
 
@@ -22,14 +28,9 @@ def main(arguments: list[str] | None = None) -> None:
     MEANBANK_TRACEBACK=1 shows where an error came from.
     """
     disable_progress_bar()  # that of transformers; our own is enough
-    verbs = {"train": train, "evaluate": evaluate, "generate": generate, "demo": demo}
+    call = parse(sys.argv[1:] if arguments is None else arguments)
     try:
-        code = tyro.extras.subcommand_cli_from_dict(
-            verbs,  # pyright: ignore[reportArgumentType]
-            prog="meanbank",
-            args=sys.argv[1:] if arguments is None else arguments,
-            description="Key-Value Means and Bank of Values: train, evaluate, generate.",
-        )
+        code = call()
     except KeyboardInterrupt:
         print("meanbank: stopped", file=sys.stderr)
         sys.exit(130)
@@ -40,4 +41,34 @@ def main(arguments: list[str] | None = None) -> None:
             raise
         print(f"meanbank: error: {one_line(error)}", file=sys.stderr)
         sys.exit(2)
-    sys.exit(code or 0)
+    sys.exit(code)
+
+
+def parse(arguments: list[str]) -> Callable[[], int]:
+    """The verb that the arguments ask for, bound to them; tyro's box of errors becomes a line."""
+    box = io.StringIO()
+    try:
+        with contextlib.redirect_stderr(box):
+            return tyro.extras.subcommand_cli_from_dict(
+                {name: _bound(verb) for name, verb in VERBS.items()},
+                prog="meanbank",
+                args=arguments,
+                description="Key-Value Means and Bank of Values: train, evaluate, generate.",
+            )
+    except SystemExit as stop:
+        if not stop.code:
+            raise
+        lines = [line for line in box.getvalue().splitlines() if not line.startswith("╭")]
+        words = re.sub(r"[╰╯│─]+", " ", " ".join(lines))
+        print(f"meanbank: error: {' '.join(words.split())}", file=sys.stderr)
+        sys.exit(2)
+
+
+def _bound(verb: Callable[..., int]) -> Callable[..., Callable[[], int]]:
+    """The verb with the same signature, which returns the call instead of making it."""
+
+    @functools.wraps(verb)
+    def bind(*arguments, **keywords):
+        return functools.partial(verb, *arguments, **keywords)
+
+    return bind

@@ -40,10 +40,9 @@ def generate(
     text = read_prompt() if prompt == "-" else prompt
 
     def show(piece: str) -> None:
-        sys.stdout.write(piece)
-        sys.stdout.flush()
+        print(piece, end="", flush=True)
 
-    show(text)
+    show(text.encode("utf-8", "replace").decode("utf-8"))
     result = stream_text(loaded.model, loaded.tokenizer, text, settings, show)
     show("\n")
     speed = result.tokens_per_second
@@ -57,6 +56,8 @@ def generate(
 
 def read_prompt() -> str:
     """All of standard input, which must be UTF-8."""
+    if sys.stdin is None:
+        raise ValueError("the prompt is to come from standard input, which is closed")
     try:
         return sys.stdin.read().removesuffix("\n")
     except UnicodeDecodeError:

@@ -5,8 +5,10 @@ A configuration is a frozen dataclass. Where several classes fit one field, thei
 """
 
 import abc
+import contextlib
 import dataclasses
 import difflib
+import math
 import types
 import typing
 from collections.abc import Mapping
@@ -18,8 +20,10 @@ def choose(kind: str, name: Any, choices: typing.Iterable[str]) -> str:
     choices = list(choices)
     if name in choices:
         return name
-    ranked = difflib.get_close_matches(str(name), choices, n=len(choices), cutoff=0.0)
-    raise ValueError(f"unknown {kind} {name!r}; choose one of {', '.join(ranked or choices)}")
+    ranked = difflib.get_close_matches(str(name), choices, n=max(1, len(choices)), cutoff=0.0)
+    if not choices:
+        raise ValueError(f"unknown {kind} {name!r}; there are none here")
+    raise ValueError(f"unknown {kind} {name!r}; choose one of {', '.join(ranked)}")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -137,12 +141,12 @@ def _build_tuple(arguments: tuple, value: Any, path: str) -> tuple:
 
 def _build_scalar(target: type, value: Any, path: str) -> Any:
     if target is float and isinstance(value, str):
-        try:  # YAML 1.1 reads 1e-3 as text
-            return float(value)
-        except ValueError:
-            pass
+        with contextlib.suppress(ValueError):  # YAML 1.1 reads 1e-3 as text
+            value = float(value)
     if target is float and isinstance(value, int) and not isinstance(value, bool):
         return float(value)
+    if isinstance(value, float) and not math.isfinite(value):
+        raise ValueError(f"{path} must be finite, got {value!r}")
     if isinstance(value, target) and (target is bool or not isinstance(value, bool)):
         return value
     raise ValueError(f"{path} must be of type {target.__name__}, got {value!r}")

@@ -30,9 +30,6 @@ class State:
     def to(self, device: torch.device | str, *, non_blocking: bool = False) -> Self:
         return self.map(lambda tensor: tensor.to(device, non_blocking=non_blocking))
 
-    def detach(self) -> Self:
-        return self.map(Tensor.detach)
-
     def tensors(self) -> Iterator[Tensor]:
         """Every tensor of the tree, in field order."""
         found: list[Tensor] = []

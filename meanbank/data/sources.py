@@ -258,8 +258,8 @@ def _read_jsonl(name: str, path: Path) -> Iterator[Document]:
 def _text_of_line(line: str, path: Path, number: int) -> str:
     try:
         record = json.loads(line)
-    except json.JSONDecodeError as error:
-        raise ValueError(f"{path}, line {number} is not JSON: {error.msg}") from error
+    except (json.JSONDecodeError, RecursionError) as error:
+        raise ValueError(f"{path}, line {number} is not JSON: {one_line(error)}") from error
     text = record.get("text") if isinstance(record, dict) else None
     if not isinstance(text, str):
         raise ValueError(f"{path}, line {number} has no string under 'text'")

@@ -1,6 +1,7 @@
 """Text generation with figures: a thin layer over Hugging Face's `generate`."""
 
 import dataclasses
+import math
 import time
 from collections.abc import Callable
 
@@ -24,8 +25,8 @@ class SamplingSettings:
     def __post_init__(self) -> None:
         if self.max_new_tokens < 1:
             raise ValueError(f"max_new_tokens must be at least 1, got {self.max_new_tokens}")
-        if not self.temperature >= 0:
-            raise ValueError(f"temperature must not be negative, got {self.temperature}")
+        if self.temperature != 0 and not 1e-3 <= self.temperature < math.inf:
+            raise ValueError(f"temperature must be 0 or at least 0.001, got {self.temperature}")
         if not 0 < self.top_p <= 1:
             raise ValueError(f"top_p must be above 0 and at most 1, got {self.top_p}")
 
@@ -86,6 +87,8 @@ def stream_text(
 
     Raises ValueError for an empty prompt.
     """
+    if any("\ud800" <= character <= "\udfff" for character in prompt):
+        raise ValueError("the prompt is not UTF-8 text")
     ids = tokenizer.encode(prompt, add_special_tokens=False).ids
     if not ids:
         raise ValueError("the prompt is empty; give at least one character")

@@ -20,6 +20,12 @@ class Budget(Tagged, kind="budget"):
     min_rows: int = 0
     cap: int | None = None
 
+    def __post_init__(self) -> None:
+        if self.min_rows < 0:
+            raise ValueError(f"min_rows must not be negative, got {self.min_rows}")
+        if self.cap is not None and self.cap < 1:
+            raise ValueError(f"cap must be at least 1 (or null), got {self.cap}")
+
     @abc.abstractmethod
     def rows(self, seen: int) -> int: ...
 
@@ -45,6 +51,7 @@ class Fixed(Budget, tag="fixed"):
     count: int = 256
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         _positive(count=self.count)
 
     def rows(self, seen: int) -> int:
@@ -60,10 +67,14 @@ class PowerLaw(Budget, tag="power_law"):
     multiple: int = 1
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         _positive(factor=self.factor, exponent=self.exponent, multiple=self.multiple)
+        if self.exponent > 1:
+            raise ValueError(f"exponent must be at most 1, got {self.exponent}")
 
     def rows(self, seen: int) -> int:
-        return _round_down(math.floor(self.factor * seen**self.exponent), self.multiple)
+        rows = min(seen, self.factor * seen**self.exponent)  # never more than there are tokens
+        return _round_down(math.floor(rows), self.multiple)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -74,6 +85,7 @@ class Saturating(Budget, tag="saturating"):
     multiple: int = 1
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         _positive(limit=self.limit, multiple=self.multiple)
 
     def rows(self, seen: int) -> int:

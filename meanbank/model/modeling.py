@@ -26,6 +26,11 @@ class MeanbankPreTrainedModel(PreTrainedModel):
     supports_gradient_checkpointing = False
     _no_split_modules = ["Block"]
 
+    def resize_token_embeddings(self, *arguments: Any, **keywords: Any) -> nn.Embedding:
+        if self.config.needs_token_ids:
+            raise ValueError("a model with a bank cannot be resized: its tables have a row a token")
+        return super().resize_token_embeddings(*arguments, **keywords)
+
     @torch.no_grad()
     @init.guard_torch_init_functions()
     def initialize_weights(self) -> None:
@@ -82,9 +87,13 @@ class MeanbankModel(MeanbankPreTrainedModel):
         _check_unknown(kwargs)
         cache = _one_of(cache, past_key_values)
         use_cache = self.config.use_cache if use_cache is None else use_cache
+        if output_hidden_states is None:
+            output_hidden_states = self.config.output_hidden_states
         if cache is None and use_cache:
             cache = MeanbankCache(self.config.num_hidden_layers)
         seen = 0 if cache is None else cache.seen
+        if input_ids is not None and input_ids.dtype in (torch.uint8, torch.int8, torch.int16):
+            input_ids = input_ids.long()
         embedded = self._embed(input_ids, inputs_embeds)
         batch, length = embedded.shape[:2]
         if cache is not None:
@@ -136,7 +145,7 @@ class MeanbankModel(MeanbankPreTrainedModel):
                 f"input_ids must be (batch, tokens) with at least one token, got shape "
                 f"{tuple(input_ids.shape)}"
             )
-        if input_ids.is_floating_point():
+        if input_ids.is_floating_point() or input_ids.dtype == torch.bool:
             raise ValueError(f"input_ids must be integers, got {input_ids.dtype}")
         low, high = (int(bound) for bound in input_ids.aminmax())
         if low < 0 or high >= self.config.vocab_size:

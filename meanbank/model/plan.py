@@ -1,7 +1,7 @@
 """The layer plan: which memory, which value source and which positions each layer has, as data."""
 
 import dataclasses
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from meanbank.core.config import build, choose, to_plain
@@ -40,7 +40,7 @@ PLACES = {
 }
 
 
-def layers_at(where: str | Iterable[int], num_layers: int) -> list[int]:
+def layers_at(where: str | Sequence[int], num_layers: int) -> list[int]:
     """Layer indices of a named place ("all", "last_third", "every_other", ...) or a list of them.
 
     "every_other" has the parity of the last layer; "last_third" starts at `2 * layers // 3`.
@@ -48,9 +48,15 @@ def layers_at(where: str | Iterable[int], num_layers: int) -> list[int]:
     if isinstance(where, str):
         chosen = PLACES[choose("place", where, PLACES)]
         return [layer for layer in range(num_layers) if chosen(layer, num_layers)]
+    if not isinstance(where, (list, tuple)):
+        raise ValueError(f"where must be the name of a place or a list of layers, got {where!r}")
     layers = list(where)
     for layer in layers:
-        if not isinstance(layer, int) or not -num_layers <= layer < num_layers:
+        if (
+            isinstance(layer, bool)
+            or not isinstance(layer, int)
+            or not -num_layers <= layer < num_layers
+        ):
             raise ValueError(f"there is no layer {layer!r} among {num_layers} layers")
     return [layer % num_layers for layer in layers]
 

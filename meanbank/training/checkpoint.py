@@ -1,16 +1,20 @@
 """Checkpoints: a Hugging Face folder and the optimizer's state, whole or not there."""
 
+import contextlib
 import os
 import re
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer
 from torch import Tensor
 
+from meanbank.core.errors import one_line
 from meanbank.core.files import read_json, write_json
 from meanbank.model import MeanbankForCausalLM
 
@@ -37,7 +41,8 @@ def save_checkpoint(
     """Write the state after `step` steps aside, flush it, rename it; then prune older ones."""
     final = run / FOLDER / f"step-{step:06d}"
     aside = final.with_name(f".{final.name}.{os.getpid()}.tmp")
-    shutil.rmtree(aside, ignore_errors=True)
+    for left in final.parent.glob(".step-*.tmp"):  # of a try that was killed
+        shutil.rmtree(left, ignore_errors=True)
     aside.mkdir(parents=True)
     try:
         model.save_pretrained(aside)
@@ -62,8 +67,14 @@ def load_checkpoint(
     path: Path, model: MeanbankForCausalLM, optimizer: torch.optim.Optimizer
 ) -> dict[str, Any]:
     """Put weights, moments and random state back; returns what `TRAINER` holds."""
-    model.load_state_dict(load_file(path / "model.safetensors"))
-    tensors = load_file(path / OPTIMIZER)
+    with damage_told(path):
+        model.load_state_dict(load_file(path / "model.safetensors"))
+        tensors = load_file(path / OPTIMIZER)
+        _restore_optimizer(optimizer, tensors)
+    return read_json(path / TRAINER)
+
+
+def _restore_optimizer(optimizer: torch.optim.Optimizer, tensors: dict[str, Tensor]) -> None:
     torch.set_rng_state(tensors.pop("rng.cpu"))
     if "rng.cuda" in tensors:
         torch.cuda.set_rng_state(tensors.pop("rng.cuda"))
@@ -73,7 +84,15 @@ def load_checkpoint(
         state.setdefault(int(index), {})[key] = tensor
     groups = optimizer.state_dict()["param_groups"]
     optimizer.load_state_dict({"state": state, "param_groups": groups})
-    return read_json(path / TRAINER)
+
+
+@contextlib.contextmanager
+def damage_told(path: Path) -> Iterator[None]:
+    """Turn what loading a damaged checkpoint raises into one line."""
+    try:
+        yield
+    except (OSError, SafetensorError, ValueError, TypeError, KeyError, RuntimeError) as error:
+        raise ValueError(f"the checkpoint {path} is damaged: {one_line(error)}") from error
 
 
 def _optimizer_tensors(optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:

@@ -39,13 +39,14 @@ class TrainingConfig:
     def __post_init__(self) -> None:
         if self.steps < 1:
             raise ValueError(f"steps must be at least 1, got {self.steps}")
-        if self.keep_last < 1:
-            raise ValueError(f"keep_last must be at least 1, got {self.keep_last}")
+        for name in ("keep_last", "evaluation_tokens"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
         if not 0 <= self.warmup_steps <= self.steps:
             raise ValueError(
                 f"warmup_steps must be between 0 and steps ({self.steps}), got {self.warmup_steps}"
             )
-        for name in ("seed", "evaluate_every", "evaluation_tokens", "checkpoint_every"):
+        for name in ("seed", "evaluate_every", "checkpoint_every"):
             if getattr(self, name) < 0:
                 raise ValueError(f"{name} must not be negative, got {getattr(self, name)}")
 
@@ -137,7 +138,7 @@ def load_config(path: str | Path, overrides: Iterable[str] = ()) -> RunConfig:
         settings = yaml.safe_load(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise ValueError(f"cannot read the configuration {path}: {error.strerror}") from None
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
+    except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
         raise ValueError(f"{path} is not valid YAML: {one_line(error)}") from None
     if not isinstance(settings, dict):
         raise ValueError(f"{path} must hold a mapping with model, data and training")

@@ -41,7 +41,10 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
     lines = []
     for line in path.read_text(encoding="utf-8").splitlines():
         try:
-            lines.append(json.loads(line))
+            value = json.loads(line)
         except ValueError:
             break
+        if not isinstance(value, dict) or not isinstance(value.get("step"), int):
+            break
+        lines.append(value)
     return lines

@@ -31,6 +31,8 @@ class Recipe(Tagged, kind="recipe"):
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
             value = getattr(self, field.name)
+            if isinstance(value, int) and value < 1:
+                raise ValueError(f"{field.name} must be at least 1, got {value}")
             if isinstance(value, float) and value < 0:
                 raise ValueError(f"{field.name} must not be negative, got {value}")
 

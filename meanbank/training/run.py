@@ -14,15 +14,13 @@ from typing import Any
 
 import torch
 import yaml
-from safetensors import SafetensorError
 from tokenizers import Tokenizer
 
-from meanbank.core.errors import one_line
 from meanbank.core.files import read_json, write_json, write_text
 from meanbank.data import Corpus, RecallBatches, TextBatches, prepare_corpus
 from meanbank.data.tokenizer import load_tokenizer
 from meanbank.model import MeanbankForCausalLM
-from meanbank.training.checkpoint import TOKENIZER, checkpoints
+from meanbank.training.checkpoint import TOKENIZER, checkpoints, damage_told
 from meanbank.training.config import RunConfig, load_config
 
 CONFIG, RUN, METRICS = "config.yaml", "run.json", "metrics.jsonl"
@@ -62,22 +60,28 @@ def open_data(config: RunConfig) -> TrainingData:
     return TrainingData(batches, corpus, corpus.vocab_size, description)
 
 
-def make_run(run: Path, config: RunConfig, *, force: bool) -> None:
-    """Make the folder of a new run.
+def check_free(run: Path, *, force: bool) -> None:
+    """Raise ValueError when something stands where a new run is to go.
 
-    Raises ValueError when there is something already; `force` replaces an earlier run, and only
-    that.
+    `force` lets an earlier run be replaced, and only that.
     """
-    if run.exists() and (not run.is_dir() or any(run.iterdir())):
-        if not force:
-            raise ValueError(
-                f"{run} exists already: give another --out, --resume to go on with that run, or "
-                "--force to replace it"
-            )
-        if not (run / CONFIG).is_file():
-            raise ValueError(f"{run} is not a run folder, so --force does not replace it")
+    if not run.exists() or (run.is_dir() and not any(run.iterdir())):
+        return
+    if not force:
+        raise ValueError(
+            f"{run} exists already: give another --out, --resume to go on with that run, or "
+            "--force to replace it"
+        )
+    if not (run / CONFIG).is_file():
+        raise ValueError(f"{run} is not a run folder, so --force does not replace it")
+
+
+def make_run(run: Path, config: RunConfig, *, force: bool) -> None:
+    """Make the folder of a new run; see `check_free`."""
+    check_free(run, force=force)
+    if run.exists():
         shutil.rmtree(run)
-    run.mkdir(parents=True, exist_ok=True)
+    run.mkdir(parents=True)
     text = yaml.safe_dump(config.plain(), sort_keys=False, allow_unicode=True)
     write_text(run / CONFIG, text)
 
@@ -161,10 +165,8 @@ def load_run(run: str | Path, device: str = "auto") -> LoadedRun:
     found = checkpoints(run)
     if not found:
         raise ValueError(f"{run} holds no checkpoint yet; train it, or go on with --resume")
-    try:
+    with damage_told(found[-1]):
         model = MeanbankForCausalLM.from_pretrained(found[-1], local_files_only=True)
-    except (OSError, SafetensorError, ValueError, RuntimeError) as error:
-        raise ValueError(f"the checkpoint {found[-1]} is damaged: {one_line(error)}") from None
     tokenizer = load_tokenizer(found[-1]) if (found[-1] / TOKENIZER).is_file() else None
     info = run_info(run)
     step = int(found[-1].name.split("-")[1])

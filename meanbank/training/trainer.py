@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import math
 import signal
 import time
 from collections.abc import Callable, Iterator
@@ -23,6 +24,7 @@ from meanbank.training.recipes import schedule
 from meanbank.training.run import (
     METRICS,
     TrainingData,
+    check_free,
     check_resumable,
     check_same_data,
     choose_device,
@@ -41,7 +43,7 @@ class Interrupted(Exception):
 
 
 class NonFiniteError(ValueError):
-    """The loss or a gradient is not finite; nothing was updated."""
+    """A loss, a gradient or a weight is not finite; training stops before it spreads."""
 
 
 def train(config: RunConfig, out: str | Path, *, resume: bool = False, force: bool = False) -> Path:
@@ -55,6 +57,8 @@ def train(config: RunConfig, out: str | Path, *, resume: bool = False, force: bo
     device = choose_device(config.training.device)
     if resume:
         check_resumable(out, config)
+    else:
+        check_free(out, force=force)  # before minutes go into the data
     data = open_data(config)
     if resume:
         check_same_data(out, data)
@@ -149,9 +153,14 @@ class Trainer:
                 max_tokens=settings.evaluation_tokens,
             )
             self.model.train()
+            if not math.isfinite(result["bpb"]):
+                raise NonFiniteError(f"the held-out loss is {result['bpb']} after step {step}")
             metrics.write(step, held_out_bpb=result["bpb"])
         due = settings.checkpoint_every and step % settings.checkpoint_every == 0
         if due or last or stopped is not None:
+            broken = [n for n, p in self.model.named_parameters() if not _finite(p)]
+            if broken:
+                raise NonFiniteError(f"{broken[0]} is not finite after step {step}; not saved")
             save_checkpoint(
                 self.out,
                 step,

@@ -129,8 +129,20 @@ def test_help(verb, capsys):
     assert f"meanbank {verb}" in capsys.readouterr().out
 
 
-def test_unknown_verbs_and_options_end_with_code_2(capsys):
-    assert run("trian") == 2
-    assert run("train", "quick/kvm_sqrt", "--outt", "x") == 2
-    assert run("generate", "x") == 2
-    capsys.readouterr()
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "Missing subcommand"),
+        (["trian"], "Unrecognized options: trian"),
+        (["train", "quick/kvm_sqrt", "--outt", "x"], "--outt"),
+        (["generate", "x"], "Missing from meanbank generate"),
+        (["train", "quick/kvm_sqrt", "--out"], "Missing value for argument '--out'"),
+    ],
+)
+def test_wrong_arguments_are_one_line_and_exit_code_2(arguments, message, capsys):
+    assert run(*arguments) == 2
+    out, errors = capsys.readouterr()
+    assert out == ""
+    assert message in errors
+    assert errors.startswith("meanbank: error: ")
+    assert errors.count("\n") == 1

@@ -252,6 +252,14 @@ def test_wrong_configurations_are_one_clear_line(settings, message):
     assert "\n" not in str(error.value)
 
 
+def test_banks_are_not_resized():
+    with pytest.raises(ValueError, match="cannot be resized"):
+        make_model().resize_token_embeddings(60)
+    model = make_model(plan=PLAN[:2])
+    model.resize_token_embeddings(60)
+    assert model(torch.tensor([[59]])).logits.shape == (1, 1, 60)
+
+
 def test_half_precision_runs():
     model = make_model().to(torch.bfloat16)
     ids = torch.randint(50, (1, 40))

@@ -1,5 +1,6 @@
 """The KVM operator on its own: worked examples, gradients, ties, precision and wrong input."""
 
+import dataclasses
 import math
 
 import pytest
@@ -10,7 +11,7 @@ from torch.autograd import gradcheck
 
 from meanbank.ops import KVMRows, kvm_attention
 from meanbank.ops.kvm.options import KVMOptions
-from meanbank.ops.kvm.reference import KVMWeights, first_argmax, readout
+from meanbank.ops.kvm.reference import KVMWeights, first_argmax, lowest, readout
 
 
 def inputs(length, *, batch=1, heads=2, kv_heads=1, key_dim=6, value_dim=4, dtype=torch.float64):
@@ -194,7 +195,44 @@ def test_equal_tokens_break_ties_to_the_lowest_index():
 @given(st.lists(st.integers(0, 3), min_size=1, max_size=70))
 def test_first_argmax(values):
     expected = values.index(max(values))
-    assert first_argmax(torch.tensor(values, dtype=torch.float32)).item() == expected
+    x = torch.tensor(values, dtype=torch.float32).view(1, 1, 1, -1)
+    assert first_argmax(x, torch.full((1, 1, 1), 0.5)).item() == expected
+
+
+@given(st.lists(st.integers(0, 3), min_size=1, max_size=40), st.integers(0, 40))
+def test_lowest(values, count):
+    count = min(count, len(values))
+    expected = sorted(sorted(range(len(values)), key=lambda i: (values[i], i))[:count])
+    x = torch.tensor(values, dtype=torch.float32).view(1, 1, -1)
+    shaken = x + 1e-3 * torch.rand_like(x)  # noise must not decide
+    assert lowest(shaken, count, torch.full((1, 1, 1), 0.01)).flatten().tolist() == expected
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize(("key_dim", "chunk_size"), [(16, 3), (32, 5), (32, 32), (64, 16)])
+def test_copies_of_a_token_are_ties(dtype, key_dim, chunk_size):
+    """Four kinds of tokens: products round copies differently, which must not decide anything."""
+    length = 12 * chunk_size
+    arguments = inputs(length, batch=3, heads=2, kv_heads=2, key_dim=key_dim, dtype=dtype)
+    kinds = torch.randint(4, (length,))
+    for name in ("query", "key", "value", "merge_gate"):
+        arguments[name] = arguments[name][:, :, kinds].clone()
+    trace: list = []
+    settings = {"rotary_dim": 4, "chunk_size": chunk_size, "sink": 1}
+    kvm_attention(**arguments, **settings, budget=lambda seen: seen // 3, trace=trace)
+    rows = trace[0].rows
+    for update in trace[1:]:
+        block = kinds[update.start : update.start + chunk_size].tolist()
+        rows = torch.cat([rows.key, update.rows.key[:, :, rows.count :]], dim=2)
+        for chosen in update.appended.flatten(0, 1).tolist():
+            for token in chosen:  # an earlier copy was taken first
+                earlier = [i for i in range(token) if block[i] == block[token]]
+                assert set(earlier) <= set(chosen)
+        for head_rows, routes in zip(rows.flatten(0, 1), update.route.flatten(0, 1), strict=True):
+            for route in {r for r in routes.tolist() if r >= 0}:
+                same = (head_rows == head_rows[route]).all(dim=-1).nonzero().flatten()
+                assert route == min(i for i in same.tolist() if i >= 1)
+        rows = update.rows
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
@@ -255,6 +293,56 @@ def test_wrong_input_is_one_clear_line(change, message):
     with pytest.raises(ValueError, match=message) as error:
         kvm_attention(**arguments)
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"chunk_size": 4},
+        {"window_chunks": 1},
+        {"chunk_size": 2, "window_chunks": 3},
+        {"memory": {"seen": 9}},
+        {"memory": {"rows": None}},
+        {"memory": {"window_value": None}},
+        {"batch": 3},
+    ],
+)
+def test_a_memory_that_contradicts_the_call_is_refused(change):
+    arguments = inputs(13)
+    _, memory = kvm_attention(**arguments, **SETTINGS, return_memory=True)
+    change = dict(change)
+    memory = dataclasses.replace(memory, **change.pop("memory", {}))
+    arguments = inputs(5, batch=change.pop("batch", 1))
+    with pytest.raises(ValueError, match="memory"):
+        kvm_attention(**arguments, **{**SETTINGS, **change}, memory=memory)
+
+
+@pytest.mark.parametrize("first", [torch.float64, torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("second", [torch.float64, torch.float32, torch.bfloat16])
+def test_a_memory_goes_on_in_another_precision(first, second):
+    arguments = inputs(20, dtype=torch.float64)
+    halves = [{}, {}]
+    for name, tensor in arguments.items():
+        for half, dtype, part in ((0, first, slice(0, 13)), (1, second, slice(13, None))):
+            in_time = name in ("query", "key", "value", "merge_gate")
+            halves[half][name] = (tensor[:, :, part] if in_time else tensor).to(dtype)
+    _, memory = kvm_attention(**halves[0], **SETTINGS, return_memory=True)
+    output = kvm_attention(**halves[1], **SETTINGS, memory=memory)
+    assert output.dtype == second
+    assert torch.isfinite(output).all()
+
+
+@pytest.mark.parametrize("budget", [0, -1, 2.5, "many", None])
+def test_nonsense_budgets_are_refused(budget):
+    with pytest.raises(ValueError, match="budget must be"):
+        kvm_attention(**inputs(5), **{**SETTINGS, "budget": budget})
+
+
+def test_a_budget_may_be_fractional():
+    arguments = inputs(30)
+    exact = kvm_attention(**arguments, **SETTINGS)
+    settings = {**SETTINGS, "budget": lambda seen: 2 * seen**0.5}
+    assert torch.equal(kvm_attention(**arguments, **settings), exact)
 
 
 def test_weights_are_applied_where_they_belong():

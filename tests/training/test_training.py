@@ -16,6 +16,7 @@ from meanbank.training import Interrupted, NonFiniteError, load_config, load_run
 from meanbank.training import trainer as trainer_module
 from meanbank.training.checkpoint import checkpoints
 from meanbank.training.metrics import read_metrics
+from meanbank.training.run import read_config as load_run_config
 
 
 def losses(run):
@@ -129,10 +130,17 @@ def test_damaged_runs_are_one_clear_line(config_file, tmp_path):
         load_run(run)
     (run / "run.json").write_text(info)
     weights = run / "checkpoints" / "step-000006" / "model.safetensors"
-    weights.write_bytes(weights.read_bytes()[:1000])
-    with pytest.raises(ValueError, match="is damaged") as error:
-        load_run(run)
-    assert "\n" not in str(error.value)
+    whole = weights.read_bytes()
+    weights.write_bytes(whole[:1000])
+    for load in (lambda: load_run(run), lambda: train(load_run_config(run), run, resume=True)):
+        with pytest.raises(ValueError, match="is damaged") as error:
+            load()
+        assert "\n" not in str(error.value)
+    weights.write_bytes(whole)
+    optimizer = weights.with_name("optimizer.safetensors")
+    optimizer.write_bytes(optimizer.read_bytes()[:100])
+    with pytest.raises(ValueError, match="is damaged"):
+        train(load_run_config(run), run, resume=True)
 
 
 def test_wrong_data_leaves_an_earlier_run_alone(config_file, tmp_path):
@@ -175,6 +183,14 @@ def test_a_non_finite_gradient_stops_too(config_file, tmp_path, monkeypatch):
 
 def steps_of(run) -> int:
     return len(losses(run)) if (run / "metrics.jsonl").is_file() else 0
+
+
+def test_a_model_that_is_not_finite_is_not_saved(config_file, tmp_path):
+    overrides = ["training.steps=1", "training.warmup_steps=0", "training.recipe=plain"]
+    huge = [*overrides, "training.recipe.learning_rate=1e37"]
+    with pytest.raises(NonFiniteError, match="after step 1"):
+        train(load_config(config_file, huge), tmp_path / "run")
+    assert not checkpoints(tmp_path / "run")
 
 
 def test_signals_save_and_stop(config_file, tmp_path):

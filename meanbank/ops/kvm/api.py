@@ -1,5 +1,6 @@
 """`kvm_attention`: checks its arguments and picks a backend."""
 
+import numbers
 from collections.abc import Callable
 
 import torch
@@ -32,7 +33,7 @@ def kvm_attention(
     chunk_size: int = 256,
     window_chunks: int = 2,
     sink: int = 1,
-    budget: Callable[[int], int] | int,
+    budget: Callable[[int], float] | int,
     value_scale: ValueScale = "radius",
     gated_writes: tuple[Write, ...] = ("merge",),
     gated_parts: tuple[Part, ...] = ("key", "value"),
@@ -65,7 +66,8 @@ def kvm_attention(
             chunk.
         value_scale: how a row's value sum is read: "radius" restores the norm of the value that
             opened the row; "count" divides by the writes to that row; "chunk_count" divides by
-            1 + the updates since the row was opened, as the authors' ablation did.
+            1 + the updates that the row has lived through (that which appended it included), as
+            the authors' ablation did.
         gated_writes: which writes the gate scales, of "initial", "append", "merge".
         gated_parts: which parts of a write it scales, of "key" and "value".
         memory: what an earlier call returned, to go on from there; its `seen` says how far it is.
@@ -83,7 +85,7 @@ def kvm_attention(
     _check_shapes(query, key, value, merge_gate, norm_weight, norm_bias, rotary_dim)
     options = KVMOptions(
         rotary_dim=rotary_dim,
-        budget=(lambda seen: budget) if isinstance(budget, int) else lambda seen: int(budget(seen)),
+        budget=_as_function(budget),
         chunk_size=chunk_size,
         window_chunks=window_chunks,
         sink=sink,
@@ -91,8 +93,6 @@ def kvm_attention(
         gated_writes=gated_writes,
         gated_parts=gated_parts,
     )
-    if isinstance(budget, int) and budget < 1:
-        raise ValueError(f"budget must be at least 1 row, got {budget}")
     if memory is not None:
         _check_memory(memory, key, value, merge_gate, options)
     if merge_gate is not None:
@@ -170,10 +170,27 @@ def _check_memory(
             f"the memory's window keys have shape {tuple(memory.window_key.shape)}, expected "
             f"{expected}: it belongs to other sizes or another batch"
         )
+    if (memory.rows is None) != (start == 0):
+        raise ValueError(
+            f"the memory has {'no' if start else 'some'} rows after {memory.seen} tokens"
+        )
+    if memory.rows is not None and (
+        memory.rows.key.shape[:2] != key.shape[:2] or memory.rows.value.shape[3] != value.shape[3]
+    ):
+        raise ValueError("the memory's rows belong to other sizes or another batch")
     if memory.window_value is None or memory.window_value.shape[-1] != value.shape[-1]:
         raise ValueError("the memory holds no window values of the right size; put them back first")
     if (memory.window_gate is None) != (gate is None):
         raise ValueError("merge_gate must be given either always or never for one memory")
+
+
+def _as_function(budget: Callable[[int], float] | int) -> Callable[[int], int]:
+    if callable(budget):
+        return lambda seen: int(budget(seen))
+    if not isinstance(budget, numbers.Integral) or budget < 1:
+        raise ValueError(f"budget must be a function or a positive number of rows, got {budget!r}")
+    rows = int(budget)
+    return lambda seen: rows
 
 
 def _per_head(temperature: Tensor, query: Tensor) -> Tensor:

@@ -55,8 +55,7 @@ def kvm_attention_reference(
     seen, rows = 0, None
     window: list[Block] = []  # the exact window, cut at chunk boundaries
     if memory is not None:
-        seen, rows = memory.seen, memory.rows
-        held = (memory.window_key, memory.window_value, memory.window_gate)
+        seen, rows, held = resumed(memory, key, value, merge_gate)
         window = split(held, spans(seen - memory.window_length, seen, chunk))
     query = query.view(batch, kv_heads, -1, length, key_dim) / math.sqrt(key_dim)
     window_query = query * per_head(weights.window_temperature, kv_heads).to(query.dtype)
@@ -78,6 +77,18 @@ def kvm_attention_reference(
 
     output = torch.cat(outputs, dim=3).flatten(1, 2)
     return output, KVMMemory(rows, *join(window), seen + length)
+
+
+def resumed(
+    memory: KVMMemory, key: Tensor, value: Tensor, gate: Tensor | None
+) -> tuple[int, KVMRows | None, "Block"]:
+    """Tokens seen, rows and window of a memory, in the precision of the tokens that follow it."""
+    precise = accumulator_dtype(key.dtype)
+    rows = memory.rows and memory.rows.map(lambda tensor: tensor.to(precise))
+    assert memory.window_value is not None  # the api has checked
+    held_gate = None if gate is None or memory.window_gate is None else memory.window_gate.to(gate)
+    held = (memory.window_key.to(key.dtype), memory.window_value.to(value.dtype), held_gate)
+    return memory.seen, rows, held
 
 
 Block = tuple[Tensor, Tensor, Tensor | None]  # key, value and gate of some tokens of one chunk
@@ -172,16 +183,17 @@ def overflow(
     available = start + options.chunk_size  # tokens that have left the window
     count = max(min(options.budget(seen), available) - rows.count, 0)
     count = min(count, options.chunk_size)
-    similarity = similarities(key, rows.key, weights)
+    similarity, noise = similarities(key, rows.key, weights)
     novelty = similarity.amax(dim=-1)
-    order = torch.sort(novelty, dim=-1, stable=True).indices  # ties: the earlier token
-    appended = order[..., :count].sort(dim=-1).values
+    appended = lowest(novelty, count, noise)
     if count:
         new_gate = None if gate is None else gate.gather(-1, appended)
         new = open_rows("append", gather(key, appended), gather(value, appended), new_gate, options)
-        similarity = torch.cat([similarity, similarities(key, new.key, weights)], dim=-1)
+        extended, new_noise = similarities(key, new.key, weights)
+        similarity = torch.cat([similarity, extended], dim=-1)
+        noise = torch.maximum(noise, new_noise)
         rows = KVMRows(*map(append, rows.tensors(), new.tensors()))
-    route = first_argmax(similarity[..., options.sink :]) + options.sink
+    route = first_argmax(similarity[..., options.sink :], noise) + options.sink
     merged = torch.ones_like(novelty).scatter(-1, appended, 0.0)  # 0 for tokens with own rows
     rows = KVMRows(
         add_rows(rows.key, route, gated(key, gate, "merge", "key", options) * merged[..., None]),
@@ -200,9 +212,28 @@ def position_free(key: Tensor, rotary_dim: int) -> Tensor:
 
 
 @torch.no_grad()
-def similarities(key: Tensor, row_key: Tensor, weights: KVMWeights) -> Tensor:
-    """How alike tokens (B, Hkv, C, Dk) and rows (B, Hkv, M, Dk) are: (B, Hkv, C, M)."""
-    return key @ weights.norm(row_key).mT
+def similarities(key: Tensor, row_key: Tensor, weights: KVMWeights) -> tuple[Tensor, Tensor]:
+    """How alike tokens (B, Hkv, C, Dk) and rows (B, Hkv, M, Dk) are: (B, Hkv, C, M).
+
+    Also the rounding noise of these numbers, (B, Hkv, 1): equal tokens and equal rows are common
+    (a first-layer key depends on two tokens only), and where they stand in a product decides
+    their last bits. Differences within the noise are ties.
+    """
+    row_key = weights.norm(row_key)
+    longest = [torch.linalg.vector_norm(x, dim=-1).amax(dim=-1) for x in (key, row_key)]
+    noise = 2 * torch.finfo(key.dtype).eps * longest[0] * longest[1]
+    return key @ row_key.mT, noise[..., None]
+
+
+def lowest(x: Tensor, count: int, noise: Tensor) -> Tensor:
+    """Indices of the `count` lowest of x (B, Hkv, C), ascending; of ties the first are taken.
+
+    Ties are sorted neighbours at most `noise` (B, Hkv, 1) apart.
+    """
+    values, order = x.sort(dim=-1)
+    steps = torch.diff(values, dim=-1, prepend=values[..., :1]) > noise
+    rank = torch.empty_like(order).scatter_(-1, order, steps.cumsum(dim=-1))
+    return rank.sort(dim=-1, stable=True).indices[..., :count].sort(dim=-1).values
 
 
 def open_rows(
@@ -232,10 +263,10 @@ def count_writes(scale: Tensor, route: Tensor, merged: Tensor, options: KVMOptio
     return scale + 1 if options.value_scale == "chunk_count" else scale
 
 
-def first_argmax(x: Tensor) -> Tensor:
-    """argmax over the last dimension, ties to the lowest index on every device."""
+def first_argmax(x: Tensor, noise: Tensor) -> Tensor:
+    """argmax over the last dimension of x (B, Hkv, C, M); of those within `noise` the first."""
     index = torch.arange(x.shape[-1], device=x.device)
-    best = x == x.amax(dim=-1, keepdim=True)
+    best = x >= x.amax(dim=-1, keepdim=True) - noise[..., None]
     return torch.where(best, index, x.shape[-1] - 1).amin(dim=-1)
 
 
