@@ -12,7 +12,7 @@ def evaluate(
     task: str = "",
     max_tokens: int | None = None,
     max_documents: int | None = None,
-    multiple: int = 8,
+    multiple: int | None = None,
     context: int = 8192,
     sequences: int = 256,
     device: Literal["auto", "cpu", "cuda"] = "auto",
@@ -24,9 +24,11 @@ def evaluate(
         task: names, separated by commas, of: bpb (bits per byte of held-out text), position-loss
             (loss by token position), recall (accuracy by length and pairs), memory (bytes against
             context), decode-speed. Default: what fits the run, without decode-speed.
-        max_tokens: bpb: at most that many held-out tokens, evenly spread. Default: all.
+        max_tokens: bpb: at most that many held-out tokens, evenly spread. Default: all full
+            windows.
         max_documents: position-loss: at most that many documents. Default: all long enough.
-        multiple: position-loss: up to that many times the training length.
+        multiple: position-loss: up to that many times the training length. Default: 8, or less
+            where no held-out document is that long.
         context: decode-speed: tokens read before the timed ones.
         sequences: recall: sequences for each length and number of pairs.
         device: auto takes a GPU where there is one.

@@ -41,5 +41,19 @@ def train(
     except Interrupted as stop:
         print(f"meanbank: {stop}; go on with the same command and --resume", file=sys.stderr)
         return 128 + stop.number
-    print(f"run: {folder}")
+    print(f"run: {folder} ({last_figures(folder)})")
     return 0
+
+
+def last_figures(run: Path) -> str:
+    """The last step's loss and the last held-out result of a run."""
+    from meanbank.training.metrics import read_metrics
+    from meanbank.training.run import METRICS
+
+    figures: dict[str, float] = {}
+    for line in read_metrics(run / METRICS):
+        figures.update(line)
+    parts = [f"step {figures['step']}", f"loss {figures['loss']:.3f}"]
+    if "held_out_bpb" in figures:
+        parts.append(f"held-out {figures['held_out_bpb']:.3f} bits per byte")
+    return ", ".join(parts)

@@ -27,7 +27,7 @@ class Values(abc.ABC):
 
     @abc.abstractmethod
     def after(self, stored: Tensor | None) -> "Values":
-        """These values preceded by the tokens that `stored` (of the same source) stands for."""
+        """These values preceded by the tokens that `stored`, as `stored()` gave it, stands for."""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -16,23 +16,28 @@ def position_loss(
     held_out: PackedTokens,
     *,
     training_length: int,
-    multiple: int = 8,
+    multiple: int | None = None,
     buckets_per_length: int = 4,
     max_documents: int | None = None,
 ) -> dict[str, Any]:
     """Mean loss in nats by position on held-out documents of `multiple * training_length` tokens.
+
+    multiple: default the largest of 8, 4, 2, 1 for which there is a document that long.
 
     Every document is read once from its start. A bucket is `training_length / buckets_per_length`
     positions; `at[k]` is the mean over positions [k T / 2, k T) for k = 1, 2, 4, ... Standard
     errors are over documents. max_documents takes the first ones, so models see the same.
     """
     model.eval()
+    longest = int(max(held_out.lengths))
+    if multiple is None:
+        multiple = next((m for m in (8, 4, 2, 1) if m * training_length <= longest), 1)
     length = multiple * training_length
     documents = held_out.documents_at_least(length)[:max_documents]
     if len(documents) == 0:
         raise ValueError(
-            f"no held-out document has {length} tokens ({multiple} x the training length); use "
-            "longer documents or a smaller multiple"
+            f"no held-out document has {length} tokens ({multiple} x the training length), the "
+            f"longest has {longest}; use longer documents or a smaller --multiple"
         )
     losses = []
     with progress("loss by position", len(documents)) as report:

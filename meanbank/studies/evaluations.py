@@ -1,6 +1,7 @@
 """Evaluation tasks by name, on a run, with results in RUN/evaluations/TASK.json."""
 
 import dataclasses
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -24,7 +25,7 @@ class EvaluationSettings:
 
     max_tokens: int | None = None
     max_documents: int | None = None
-    multiple: int = 8
+    multiple: int | None = None
     context: int = 8192
     sequences: int = 256
 
@@ -98,16 +99,26 @@ TASKS: dict[str, Callable[[LoadedRun, EvaluationSettings], dict[str, Any]]] = {
 TEXT_TASKS, RECALL_TASKS = ("bpb", "position-loss", "memory"), ("recall", "memory")
 
 
+def _fitting_tasks(run: LoadedRun) -> Sequence[str]:
+    if run.config.data.recall is not None:
+        return RECALL_TASKS
+    longest = max(_corpus(run, "bpb").held_out.lengths)
+    if longest < run.config.data.sequence_length:
+        print("position-loss is left out: no held-out document is long enough", file=sys.stderr)
+        return [task for task in TEXT_TASKS if task != "position-loss"]
+    return TEXT_TASKS
+
+
 def evaluate_run(
     run: LoadedRun, tasks: Sequence[str], settings: EvaluationSettings
 ) -> Iterator[dict[str, Any]]:
     """Run tasks one after another; each result is written to its file and yielded.
 
-    No tasks means those that fit the run. Raises ValueError for an unknown task, before any work,
-    and for one that does not fit.
+    No tasks means those that fit the run and its held-out documents. Raises ValueError for an
+    unknown task, before any work, and for one that does not fit.
     """
     if not tasks:
-        tasks = TEXT_TASKS if run.config.data.recall is None else RECALL_TASKS
+        tasks = _fitting_tasks(run)
     for task in tasks:
         choose("task", task, TASKS)
     for task in tasks:

@@ -20,7 +20,8 @@ class TrainingConfig:
 
     steps: optimizer steps; seed: of start values and data order.
     recipe: optimizer, groups and schedule; "kvm" or "plain", or a mapping with their settings.
-    warmup_steps: the learning rate rises over these and falls linearly to 0 at the end.
+    warmup_steps: the learning rate rises over these and falls linearly to 0 at the end; default a
+        tenth of the steps, at most 200.
     evaluate_every: steps between held-out evaluations (0: never), on evaluation_tokens tokens.
     checkpoint_every: steps between checkpoints (0: at the end only); keep_last: how many stay.
     device: "auto" takes a GPU where there is one.
@@ -29,7 +30,7 @@ class TrainingConfig:
     steps: int = 1000
     seed: int = 0
     recipe: Recipe = KVMRecipe()
-    warmup_steps: int = 200
+    warmup_steps: int | None = None
     evaluate_every: int = 0
     evaluation_tokens: int = 65536
     checkpoint_every: int = 0
@@ -42,9 +43,12 @@ class TrainingConfig:
         for name in ("keep_last", "evaluation_tokens"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
-        if not 0 <= self.warmup_steps <= self.steps:
+        if self.warmup_steps is None:
+            object.__setattr__(self, "warmup_steps", min(200, self.steps // 10))
+        elif not 0 <= self.warmup_steps <= self.steps:
             raise ValueError(
-                f"warmup_steps must be between 0 and steps ({self.steps}), got {self.warmup_steps}"
+                f"warmup_steps must be between 0 and steps ({self.steps}), got "
+                f"{self.warmup_steps}; set training.warmup_steps, too"
             )
         for name in ("seed", "evaluate_every", "checkpoint_every"):
             if getattr(self, name) < 0:

@@ -19,8 +19,9 @@ from tokenizers import Tokenizer
 from meanbank.core.files import read_json, write_json, write_text
 from meanbank.data import Corpus, RecallBatches, TextBatches, prepare_corpus
 from meanbank.data.tokenizer import load_tokenizer
+from meanbank.evaluation.bpb import window_starts
 from meanbank.model import MeanbankForCausalLM
-from meanbank.training.checkpoint import TOKENIZER, checkpoints, damage_told
+from meanbank.training.checkpoint import TOKENIZER, TRAINER, checkpoints, damage_told
 from meanbank.training.config import RunConfig, load_config
 
 CONFIG, RUN, METRICS = "config.yaml", "run.json", "metrics.jsonl"
@@ -49,6 +50,7 @@ def open_data(config: RunConfig) -> TrainingData:
         )
         return TrainingData(batches, None, data.recall.vocab_size, {"source": data.source})
     corpus = prepare_corpus(data)
+    window_starts(len(corpus.held_out.tokens), data.sequence_length, None)  # raises where too short
     batches = TextBatches(
         corpus.train,
         sequence_length=data.sequence_length,
@@ -129,6 +131,8 @@ def _difference(saved: Any, wanted: Any, path: str = "") -> str | None:
 def read_config(run: Path) -> RunConfig:
     """The configuration of a run; ValueError when the folder is not one."""
     if not (run / CONFIG).is_file():
+        if (run / TRAINER).is_file():
+            raise ValueError(f"{run} is a checkpoint; give its run, {run.parent.parent}")
         raise ValueError(
             f"{run} is not a run folder (it has no {CONFIG}); `meanbank train CONFIG --out {run}` "
             "makes one"

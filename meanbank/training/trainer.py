@@ -95,7 +95,7 @@ class Trainer:
             try:
                 for step in range(first, settings.steps):
                     began = time.monotonic()
-                    factor = schedule(step, settings.steps, settings.warmup_steps)
+                    factor = schedule(step, settings.steps, settings.warmup_steps or 0)
                     recipe.set_progress(optimizer, factor)
                     batch = self.data.batches.batch(step).to(self.model.device)
                     loss, norm = self._update(optimizer, batch, recipe.clip, step)

@@ -112,6 +112,19 @@ def test_an_existing_folder_is_never_clobbered(config_file, tmp_path):
     assert (other / "thesis.txt").read_text() == "precious"
 
 
+def test_too_little_held_out_text_leaves_no_run(config_file, tmp_path):
+    config = load_config(config_file, ["data.sequence_length=3000", "data.held_out_fraction=0.05"])
+    with pytest.raises(ValueError, match="held-out split has"):
+        train(config, tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_checkpoint_is_not_a_run(config_file, tmp_path):
+    run = train(load_config(config_file), tmp_path / "run")
+    with pytest.raises(ValueError, match=f"is a checkpoint; give its run, {run}"):
+        load_run(checkpoints(run)[-1])
+
+
 def test_changed_data_is_not_resumed(config_file, tmp_path, corpus):
     config = load_config(config_file)
     run = train(config, tmp_path / "run")

@@ -50,17 +50,22 @@ def kvm_attention(
     tokens as the budget allows, those least like the memory, get rows of their own; the others
     are added, gated, to their most similar row.
 
+    >>> query, key, value = torch.randn(3, 1, 4, 1000, 64)  # batch 1, 4 heads, 1000 tokens
+    >>> output = kvm_attention(
+    ...     query, key, value, norm_weight=torch.ones(64), norm_bias=torch.zeros(64),
+    ...     rotary_dim=32, chunk_size=64, budget=lambda seen: 16 * seen**0.5)
+
     Args:
         query: (B, H, T, Dk), after rotary positions.
         key: (B, Hkv, T, Dk), after rotary positions; Hkv divides H.
         value: (B, Hkv, T, Dv).
-        merge_gate: (B, Hkv, T) factor of each token's write, `1 + ELU` already applied; None
-            writes everything with weight 1.
+        merge_gate: (B, Hkv, T) factor of each token's write, `1 + ELU(x W_g)` of the layer's
+            input x; None writes everything with weight 1.
         norm_weight, norm_bias: (Dk,) of LN_s, which prepares, routes and reads memory keys.
         state_temperature, window_temperature: (H,) factors of memory and window keys; None is 1.
-        rotary_dim: the first channels of a key, zeroed before it enters the memory.
+        rotary_dim: the first channels of a key, zeroed before it enters the memory; below Dk.
         chunk_size, window_chunks: block length in tokens and blocks in the exact window.
-        sink: the first rows that are never merged into.
+        sink: the first rows that are never merged into; below chunk_size.
         budget: rows wanted after that many tokens seen, rounded down; a number is always that
             many. The memory never shrinks; it starts with the `chunk_size` tokens of the first
             chunk.
