@@ -91,7 +91,7 @@ def test_loss_by_position_takes_long_documents_from_their_start():
     assert first["at"]["1"]["standard_error"] is None
     # the longest document has 40 tokens: the default is 4 x 8, and 8 x 8 is refused
     assert position_loss(model, held_out, training_length=8)["length"] == 32
-    with pytest.raises(ValueError, match="no held-out document has 64 tokens .* longest has 40"):
+    with pytest.raises(ValueError, match=r"no held-out document has 64 tokens .* longest has 40"):
         position_loss(model, held_out, training_length=8, multiple=8)
 
 
