@@ -143,7 +143,7 @@ class Trainer:
         settings = self.config.training
         last = step == settings.steps
         due = settings.evaluate_every and step % settings.evaluate_every == 0
-        if self.data.corpus is not None and (due or last) and stopped is None:
+        if self.data.corpus is not None and (due or last):
             corpus = self.data.corpus
             result = bits_per_byte(
                 self.model,

@@ -48,7 +48,8 @@ def kvm_attention(
     blocks of `chunk_size` tokens exactly, and all memory rows, in one softmax with scale
     `1 / sqrt(Dk)`. When a token arrives after a full window, the oldest block overflows: as many
     tokens as the budget allows, those least like the memory, get rows of their own; the others
-    are added, gated, to their most similar row.
+    are added, gated, to their most similar row. Similarities that differ by no more than rounding
+    noise (2 eps times the norms) are ties, which go to the earlier token and the lower row.
 
     >>> query, key, value = torch.randn(3, 1, 4, 1000, 64)  # batch 1, 4 heads, 1000 tokens
     >>> output = kvm_attention(
