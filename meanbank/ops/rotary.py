@@ -1,34 +1,53 @@
-"""Partial rotary positions: interleaved pairs, frequencies with both end points included."""
+"""Partial rotary positions in the two conventions that the papers use.
+
+"interleaved" (KVM paper): neighbours (0, 1), (2, 3), ... are pairs, and the frequencies run from 1
+to 1 / theta with both end points included. "half_split" (nanochat): channel i pairs with i + n of
+2 n rotated channels, and the lowest frequency stays above 1 / theta.
+"""
 
 import functools
+from typing import Literal
 
 import torch
 from torch import Tensor
 
+Pairing = Literal["interleaved", "half_split"]
+
 
 @functools.lru_cache(maxsize=64)
-def _frequencies(rotary_dim: int, theta: float) -> Tensor:
+def _frequencies(rotary_dim: int, theta: float, pairing: Pairing) -> Tensor:
     pairs = rotary_dim // 2
-    exponents = torch.linspace(0, 1, pairs, dtype=torch.float64)
-    return theta**-exponents
+    if pairing == "interleaved":
+        return theta ** -torch.linspace(0, 1, pairs, dtype=torch.float64)
+    return theta ** -(torch.arange(pairs, dtype=torch.float64) / max(pairs, 1))
 
 
-def rotary_angles(positions: Tensor, rotary_dim: int, theta: float) -> Tensor:
+def rotary_angles(
+    positions: Tensor, rotary_dim: int, theta: float, pairing: Pairing = "interleaved"
+) -> Tensor:
     """Angles in radians, (T, rotary_dim / 2), fp64: long positions lose them in anything less."""
-    frequencies = _frequencies(rotary_dim, float(theta)).to(positions.device)
+    frequencies = _frequencies(rotary_dim, float(theta), pairing).to(positions.device)
     return positions.to(torch.float64)[:, None] * frequencies
 
 
-def apply_rotary(x: Tensor, angles: Tensor) -> Tensor:
+def apply_rotary(x: Tensor, angles: Tensor, pairing: Pairing = "interleaved") -> Tensor:
     """Rotate the first channels of x (..., T, D) by angles (T, rotary_dim / 2).
 
-    `y0 = x0 cos + x1 sin`, `y1 = x1 cos - x0 sin` for each interleaved pair.
+    `y0 = x0 cos + x1 sin`, `y1 = x1 cos - x0 sin` for each pair.
     """
     if angles.shape[-1] == 0:
         return x
     rotary_dim = 2 * angles.shape[-1]
     precise = torch.promote_types(x.dtype, torch.float32)
     cos, sin = angles.cos().to(precise), angles.sin().to(precise)
-    even, odd = x[..., :rotary_dim].to(precise).unflatten(-1, (-1, 2)).unbind(-1)
-    turned = torch.stack([even * cos + odd * sin, odd * cos - even * sin], dim=-1).flatten(-2)
-    return torch.cat([turned.to(x.dtype), x[..., rotary_dim:]], dim=-1)
+    rotated = x[..., :rotary_dim].to(precise)
+    if pairing == "interleaved":
+        first, second = rotated.unflatten(-1, (-1, 2)).unbind(-1)
+    else:
+        first, second = rotated.chunk(2, dim=-1)
+    turned = first * cos + second * sin, second * cos - first * sin
+    if pairing == "interleaved":
+        joined = torch.stack(turned, dim=-1).flatten(-2)
+    else:
+        joined = torch.cat(turned, dim=-1)
+    return torch.cat([joined.to(x.dtype), x[..., rotary_dim:]], dim=-1)

@@ -9,9 +9,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.autograd import gradcheck
 
+from meanbank.core.geometry import Geometry
+from meanbank.memory import KVM
 from meanbank.ops import KVMRows, kvm_attention
 from meanbank.ops.kvm.options import KVMOptions
-from meanbank.ops.kvm.reference import KVMWeights, first_argmax, lowest, readout
+from meanbank.ops.kvm.reference import KVMWeights, readout
+from meanbank.ops.kvm.routing import first_argmax, lowest
 
 
 def inputs(length, *, batch=1, heads=2, kv_heads=1, key_dim=6, value_dim=4, dtype=torch.float64):
@@ -278,11 +281,19 @@ def test_huge_activations_stay_finite():
         ({"merge_gate": torch.zeros(1, 1, 4)}, "merge_gate must have shape"),
         ({"norm_weight": torch.zeros(5)}, "norm_weight must have shape"),
         ({"state_temperature": torch.zeros(3)}, "temperature must have one entry"),
-        ({"rotary_dim": 6}, "rotary_dim must be"),
+        ({"rotary_dim": 6}, "rotary_dim must be below 6"),
         ({"sink": 3}, "sink must be"),
         ({"chunk_size": 0}, "must be positive"),
         ({"value_scale": "radii"}, "choose one of radius"),
         ({"gated_parts": ("keys",)}, "choose one of key"),
+        ({"append": "novel"}, "unknown append 'novel'; choose one of novelty"),
+        ({"append": "gate", "merge_gate": None}, "append gate .* merge_gate"),
+        ({"read_key": "raws"}, "choose one of raw"),
+        ({"stored_rotary": "zero"}, "choose one of zeroed"),
+        ({"stored_rotary": None}, "unknown stored_rotary None"),
+        ({"stored_rotary": "zeroed_again", "rotary_dim": 6}, "unless stored_rotary is kept"),
+        ({"stored_rotary": "kept", "rotary_dim": 7}, "at most 6"),
+        ({"stored_rotary": "kept", "rotary_dim": -1}, "at least 0"),
         ({"backend": "refrence"}, "choose one of reference"),
         ({"query": torch.zeros(1, 2, 5, 6, dtype=torch.long)}, "floating-point"),
     ],
@@ -350,3 +361,26 @@ def test_weights_are_applied_where_they_belong():
     weights = KVMWeights(torch.full((4,), 2.0), torch.full((4,), 0.5), torch.ones(1), torch.ones(1))
     normed = weights.norm(torch.tensor([0.0, 0.0, 1.0, -1.0]))
     assert torch.allclose(normed[:2], torch.full((2,), 0.5))
+
+
+GEOMETRY = Geometry(
+    hidden_size=12, num_heads=4, num_kv_heads=2, key_dim=6, value_dim=4, rotary_dim=6
+)
+
+
+@pytest.mark.parametrize("stored_rotary", ["zeroed", "zeroed_again"])
+def test_full_rotary_needs_kept_keys(stored_rotary):
+    KVM(stored_rotary="kept").check(GEOMETRY)
+    partial = dataclasses.replace(GEOMETRY, rotary_dim=4)
+    KVM(stored_rotary=stored_rotary).check(partial)
+    with pytest.raises(ValueError, match=r"rotary_fraction below 1.*stored_rotary: kept"):
+        KVM(stored_rotary=stored_rotary).check(GEOMETRY)
+
+
+def test_the_configuration_checks_its_controls():
+    with pytest.raises(ValueError, match="merge_gate: learned, got none"):
+        KVM(append="gate", merge_gate="none")
+    with pytest.raises(ValueError, match="choose one of novelty"):
+        KVM(append="novel")  # pyright: ignore[reportArgumentType]
+    settings = KVM(append="recent", read_key="raw", stored_rotary="kept").operator_settings()
+    assert {"append", "read_key", "stored_rotary"} <= settings.keys()

@@ -8,7 +8,15 @@ from torch import Tensor
 
 from meanbank.core.config import choose
 from meanbank.ops.kvm.memory import KVMMemory, KVMUpdate, accumulator_dtype
-from meanbank.ops.kvm.options import KVMOptions, Part, ValueScale, Write
+from meanbank.ops.kvm.options import (
+    Append,
+    KVMOptions,
+    Part,
+    ReadKey,
+    StoredRotary,
+    ValueScale,
+    Write,
+)
 from meanbank.ops.kvm.reference import KVMWeights, kvm_attention_reference
 
 BACKENDS = {"reference": kvm_attention_reference}
@@ -37,6 +45,9 @@ def kvm_attention(
     value_scale: ValueScale = "radius",
     gated_writes: tuple[Write, ...] = ("merge",),
     gated_parts: tuple[Part, ...] = ("key", "value"),
+    append: Append = "novelty",
+    read_key: ReadKey = "normalized",
+    stored_rotary: StoredRotary = "zeroed",
     memory: KVMMemory | None = None,
     return_memory: bool = False,
     trace: list[KVMUpdate] | None = None,
@@ -50,6 +61,7 @@ def kvm_attention(
     tokens as the budget allows, those least like the memory, get rows of their own; the others
     are added, gated, to their most similar row. Similarities that differ by no more than rounding
     noise (2 eps times the norms) are ties, which go to the earlier token and the lower row.
+    `append`, `read_key` and `stored_rotary` are controls that the paper does not have.
 
     >>> query, key, value = torch.randn(3, 1, 4, 1000, 64)  # batch 1, 4 heads, 1000 tokens
     >>> output = kvm_attention(
@@ -64,7 +76,8 @@ def kvm_attention(
             input x; None writes everything with weight 1.
         norm_weight, norm_bias: (Dk,) of LN_s, which prepares, routes and reads memory keys.
         state_temperature, window_temperature: (H,) factors of memory and window keys; None is 1.
-        rotary_dim: the first channels of a key, zeroed before it enters the memory; below Dk.
+        rotary_dim: the first channels of a key, those with rotary positions, see `stored_rotary`;
+            0 zeroes nothing. Below Dk; with stored_rotary "kept" at most Dk.
         chunk_size, window_chunks: block length in tokens and blocks in the exact window.
         sink: the first rows that are never merged into; below chunk_size.
         budget: rows wanted after that many tokens seen, rounded down; a number is always that
@@ -76,6 +89,16 @@ def kvm_attention(
             the authors' ablation did.
         gated_writes: which writes the gate scales, of "initial", "append", "merge".
         gated_parts: which parts of a write it scales, of "key" and "value".
+        append: which overflowing tokens get rows of their own, always as many as the budget says
+            and in the order of their positions: "novelty", those whose best similarity to a row
+            is lowest; "random", a fixed draw by position and key/value head (so rows of a batch,
+            layers and repeated calls draw alike); "recent", the last of the block; "gate", those
+            with the largest merge gate, of ties (16 eps times the largest) the earlier.
+        read_key: what queries meet of a row: LN_s of its key sum ("normalized"), or the sum itself
+            ("raw"), times the temperature. Novelty and routing use LN_s either way.
+        stored_rotary: what happens to the rotary channels of a key before it enters the memory:
+            "zeroed", before LN_s, whose affine part then adds to the zeros; "zeroed_again", once
+            more after LN_s; "kept", LN_s of the whole rotated key.
         memory: what an earlier call returned, to go on from there; its `seen` says how far it is.
         return_memory: also return the memory after the T tokens.
         trace: a list that collects a `KVMUpdate` for each overflow.
@@ -88,7 +111,7 @@ def kvm_attention(
     Raises:
         ValueError: shapes, dtypes or settings that do not fit together, or an unknown name.
     """
-    _check_shapes(query, key, value, merge_gate, norm_weight, norm_bias, rotary_dim)
+    _check_shapes(query, key, value, merge_gate, norm_weight, norm_bias)
     options = KVMOptions(
         rotary_dim=rotary_dim,
         budget=_as_function(budget),
@@ -98,7 +121,11 @@ def kvm_attention(
         value_scale=value_scale,
         gated_writes=gated_writes,
         gated_parts=gated_parts,
+        append=append,
+        read_key=read_key,
+        stored_rotary=stored_rotary,
     )
+    _check_settings(options, key, merge_gate)
     if memory is not None:
         _check_memory(memory, key, value, merge_gate, options)
     if merge_gate is not None:
@@ -119,7 +146,7 @@ def kvm_attention(
     return (output, new_memory) if return_memory else output
 
 
-def _check_shapes(query, key, value, merge_gate, norm_weight, norm_bias, rotary_dim) -> None:
+def _check_shapes(query, key, value, merge_gate, norm_weight, norm_bias) -> None:
     for name, tensor in (("query", query), ("key", key), ("value", value)):
         if tensor.ndim != 4 or not tensor.is_floating_point():
             raise ValueError(
@@ -152,10 +179,21 @@ def _check_shapes(query, key, value, merge_gate, norm_weight, norm_bias, rotary_
             raise ValueError(
                 f"{name} must have shape ({key.shape[-1]},), got {tuple(tensor.shape)}"
             )
-    if not 0 <= rotary_dim < key.shape[-1]:
+
+
+def _check_settings(options: KVMOptions, key: Tensor, gate: Tensor | None) -> None:
+    width, rotary_dim = key.shape[-1], options.rotary_dim
+    if not 0 <= rotary_dim <= width:
+        raise ValueError(f"rotary_dim must be at least 0 and at most {width}, got {rotary_dim}")
+    if rotary_dim == width and options.stored_rotary != "kept":
         raise ValueError(
-            f"rotary_dim must be at least 0 and below {key.shape[-1]} (all channels zeroed would "
-            f"leave nothing to route by), got {rotary_dim}"
+            f"rotary_dim must be below {width} (all channels zeroed would leave nothing to route "
+            f"by) unless stored_rotary is kept, got {rotary_dim} and {options.stored_rotary}"
+        )
+    if options.append == "gate" and gate is None:
+        raise ValueError(
+            "append gate takes the tokens with the largest merge_gate, and there is none: give "
+            "one, or choose novelty, random or recent"
         )
 
 

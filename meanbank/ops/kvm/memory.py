@@ -12,7 +12,7 @@ from meanbank.core.state import State
 class KVMRows(State):
     """Compressed memory rows, in fp32 or better.
 
-    key: (B, Hkv, M, Dk) sums of position-free keys.
+    key: (B, Hkv, M, Dk) sums of stored keys: position-free and normalised, unless set otherwise.
     value: (B, Hkv, M, Dv) sums of values.
     scale: (B, Hkv, M) what brings a value sum back to scale: the radius (norm of the value that
         opened the row), or, without a value radius, the number of writes.
@@ -59,7 +59,7 @@ class KVMUpdate:
 
     start: position of the first of the C tokens that overflowed.
     appended: (B, Hkv, n) their indices 0..C-1 that got rows of their own, ascending.
-    novelty: (B, Hkv, C) largest similarity to any earlier row; the lowest are appended.
+    novelty: (B, Hkv, C) largest similarity to any earlier row; by default the lowest are appended.
     route: (B, Hkv, C) the row that each token was merged into; -1 where it was appended.
     rows: the rows after the update.
     """

@@ -9,6 +9,9 @@ from meanbank.core.config import choose
 Write = Literal["initial", "append", "merge"]
 Part = Literal["key", "value"]
 ValueScale = Literal["radius", "count", "chunk_count"]
+Append = Literal["novelty", "random", "recent", "gate"]
+ReadKey = Literal["normalized", "raw"]
+StoredRotary = Literal["zeroed", "zeroed_again", "kept"]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -23,6 +26,9 @@ class KVMOptions:
     value_scale: ValueScale = "radius"
     gated_writes: tuple[Write, ...] = ("merge",)
     gated_parts: tuple[Part, ...] = ("key", "value")
+    append: Append = "novelty"
+    read_key: ReadKey = "normalized"
+    stored_rotary: StoredRotary = "zeroed"
 
     def __post_init__(self) -> None:
         if self.chunk_size < 1 or self.window_chunks < 1:
@@ -40,3 +46,6 @@ class KVMOptions:
             choose("gated write", write, ("initial", "append", "merge"))
         for part in self.gated_parts:
             choose("gated part", part, ("key", "value"))
+        choose("append", self.append, ("novelty", "random", "recent", "gate"))
+        choose("read_key", self.read_key, ("normalized", "raw"))
+        choose("stored_rotary", self.stored_rotary, ("zeroed", "zeroed_again", "kept"))

@@ -20,6 +20,7 @@ from meanbank.ops.kvm.memory import (
     accumulator_dtype,
 )
 from meanbank.ops.kvm.options import KVMOptions, Part, Write
+from meanbank.ops.kvm.routing import first_argmax, selection
 
 EPSILON = 1e-12  # below this norm a value sum has no direction
 
@@ -141,11 +142,19 @@ def read(
     scores = scores.masked_fill(hidden, -math.inf)
     values = window_value
     if rows is not None:
-        memory_key = weights.norm(rows.key).to(scores.dtype)
-        scores = torch.cat([state_query @ memory_key[:, :, None].mT, scores], dim=-1)
+        memory_key = read_key(rows, scores.dtype, weights, options)
+        far = state_query.to(memory_key.dtype) @ memory_key[:, :, None].mT
+        scores = torch.cat([far, scores], dim=-1)
         values = torch.cat([readout(rows, options).to(values.dtype), values], dim=2)
     probabilities = torch.softmax(scores, dim=-1, dtype=accumulator_dtype(scores.dtype))
     return probabilities.to(values.dtype) @ values[:, :, None]
+
+
+def read_key(rows: KVMRows, dtype: torch.dtype, weights: KVMWeights, options: KVMOptions) -> Tensor:
+    """The keys (B, Hkv, M, Dk) that queries of `dtype` meet: LN_s of the rows, or their sums."""
+    if options.read_key == "raw":
+        return rows.key  # never in half precision: a sum grows with its writes
+    return weights.norm(rows.key).to(dtype)
 
 
 def readout(rows: KVMRows, options: KVMOptions) -> Tensor:
@@ -171,7 +180,7 @@ def overflow(
     key (B, Hkv, C, Dk) after rotary positions, value (B, Hkv, C, Dv), gate (B, Hkv, C).
     """
     precise = accumulator_dtype(key.dtype)
-    key = weights.norm(position_free(key.to(precise), options.rotary_dim))
+    key = stored_key(key.to(precise), weights, options)
     value = value.to(precise)
     start = seen - options.window_chunks * options.chunk_size
     if rows is None:  # the first chunk's tokens are the first rows, whatever the budget says
@@ -185,7 +194,7 @@ def overflow(
     count = min(count, options.chunk_size)
     similarity, noise = similarities(key, rows.key, weights)
     novelty = similarity.amax(dim=-1)
-    appended = lowest(novelty, count, noise)
+    appended = selection(novelty, noise, gate, start, count, options)
     if count:
         new_gate = None if gate is None else gate.gather(-1, appended)
         new = open_rows("append", gather(key, appended), gather(value, appended), new_gate, options)
@@ -206,8 +215,21 @@ def overflow(
     return rows
 
 
+def stored_key(key: Tensor, weights: KVMWeights, options: KVMOptions) -> Tensor:
+    """Keys (B, Hkv, C, Dk) as they enter the memory: without their rotary channels, then LN_s.
+
+    The affine LN_s comes after the zeroing and adds to the zeros; "zeroed_again" removes that.
+    """
+    if options.stored_rotary == "kept":
+        return weights.norm(key)
+    key = weights.norm(position_free(key, options.rotary_dim))
+    if options.stored_rotary == "zeroed_again":
+        key = position_free(key, options.rotary_dim)
+    return key
+
+
 def position_free(key: Tensor, rotary_dim: int) -> Tensor:
-    """Keys with their rotary channels zeroed; the affine LN_s comes after, and adds to them."""
+    """Keys with their rotary channels zeroed: none for rotary_dim 0."""
     return torch.cat([torch.zeros_like(key[..., :rotary_dim]), key[..., rotary_dim:]], dim=-1)
 
 
@@ -223,17 +245,6 @@ def similarities(key: Tensor, row_key: Tensor, weights: KVMWeights) -> tuple[Ten
     longest = [torch.linalg.vector_norm(x, dim=-1).amax(dim=-1) for x in (key, row_key)]
     noise = 2 * torch.finfo(key.dtype).eps * longest[0] * longest[1]
     return key @ row_key.mT, noise[..., None]
-
-
-def lowest(x: Tensor, count: int, noise: Tensor) -> Tensor:
-    """Indices of the `count` lowest of x (B, Hkv, C), ascending; of ties the first are taken.
-
-    Ties are sorted neighbours at most `noise` (B, Hkv, 1) apart.
-    """
-    values, order = x.sort(dim=-1)
-    steps = torch.diff(values, dim=-1, prepend=values[..., :1]) > noise
-    rank = torch.empty_like(order).scatter_(-1, order, steps.cumsum(dim=-1))
-    return rank.sort(dim=-1, stable=True).indices[..., :count].sort(dim=-1).values
 
 
 def open_rows(
@@ -261,13 +272,6 @@ def count_writes(scale: Tensor, route: Tensor, merged: Tensor, options: KVMOptio
     if options.value_scale == "count":
         return scale.scatter_add(2, route, merged)
     return scale + 1 if options.value_scale == "chunk_count" else scale
-
-
-def first_argmax(x: Tensor, noise: Tensor) -> Tensor:
-    """argmax over the last dimension of x (B, Hkv, C, M); of those within `noise` the first."""
-    index = torch.arange(x.shape[-1], device=x.device)
-    best = x >= x.amax(dim=-1, keepdim=True) - noise[..., None]
-    return torch.where(best, index, x.shape[-1] - 1).amin(dim=-1)
 
 
 def gather(x: Tensor, index: Tensor) -> Tensor:

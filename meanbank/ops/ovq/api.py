@@ -1,0 +1,130 @@
+"""`ovq_attention`: checks its arguments and runs the operator."""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from meanbank.ops.ovq.memory import OVQMemory
+from meanbank.ops.ovq.reference import ovq_attention_reference
+
+
+def ovq_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    temperature: Tensor,
+    *,
+    chunk_size: int,
+    budget: Callable[[int], float],
+    memory: OVQMemory | None = None,
+    return_memory: bool = False,
+) -> Tensor | tuple[Tensor, OVQMemory]:
+    """Causal attention over the current chunk and a dictionary of all earlier ones.
+
+    Online vector quantisation (Alonso, Figliolia and Millidge, arXiv 2602.03922) as the baseline
+    of Key-Value Means (arXiv 2605.09877). Queries and keys are divided by their norm + 1e-5. A
+    query sees its own aligned block of `chunk_size` tokens, up to itself, and every dictionary
+    row, in one softmax of `temperature * sqrt(Dk) * q.k + log count`, where tokens count 1. When a
+    token arrives after a whole chunk, the dictionary takes that chunk in: as many tokens as the
+    budget allows, those least similar to its rows, become rows of their own, the least similar
+    first; each other one moves the mean of its most similar earlier row. Similarities that differ
+    by no more than rounding noise (2 eps times the norms) are ties, which go to the earlier token
+    and the lower row.
+
+    >>> query, key, value = torch.randn(3, 1, 4, 1000, 64)  # batch 1, 4 heads, 1000 tokens
+    >>> output = ovq_attention(
+    ...     query, key, value, torch.ones(4), chunk_size=64,
+    ...     budget=lambda seen: seen * 128 // (seen + 128))
+
+    Args:
+        query: (B, H, T, Dk) as projected.
+        key: (B, Hkv, T, Dk) as projected; Hkv divides H.
+        value: (B, Hkv, T, Dv).
+        temperature: (H,) factor of the logits, beta in the paper.
+        chunk_size: block length in tokens.
+        budget: rows wanted after that many tokens seen, rounded down. The dictionary never
+            shrinks, has at least one row, and never more than tokens.
+        memory: what an earlier call returned, to go on from there; its `seen` says how far it is.
+        return_memory: also return the memory after the T tokens.
+
+    Returns:
+        (B, H, T, Dv) in the dtype of `value`, or that and the memory. Norms, means, counts and
+        routing are in fp32 or better whatever the inputs; which row a token goes to has no
+        gradient, means have.
+
+    Raises:
+        ValueError: shapes, dtypes or settings that do not fit together.
+    """
+    _check_shapes(query, key, value, temperature)
+    if chunk_size < 1:
+        raise ValueError(f"chunk_size must be positive, got {chunk_size}")
+    if not callable(budget):
+        raise ValueError(f"budget must be a function of the tokens seen, got {budget!r}")
+    if memory is not None:
+        _check_memory(memory, key, value, chunk_size)
+    with torch.autocast(query.device.type, enabled=False):  # routing must not drop to half
+        common = torch.promote_types(query.dtype, key.dtype)
+        output, new_memory = ovq_attention_reference(
+            query.to(common), key.to(common), value, temperature, chunk_size, budget, memory
+        )
+    return (output, new_memory) if return_memory else output
+
+
+def _check_shapes(query: Tensor, key: Tensor, value: Tensor, temperature: Tensor) -> None:
+    for name, tensor in (("query", query), ("key", key), ("value", value)):
+        if tensor.ndim != 4 or not tensor.is_floating_point():
+            raise ValueError(
+                f"{name} must be a floating-point tensor (batch, heads, tokens, channels), got "
+                f"{tensor.dtype} of shape {tuple(tensor.shape)}"
+            )
+    if key.shape[:3] != value.shape[:3]:
+        raise ValueError(
+            f"key and value must agree in batch, heads and tokens, got {tuple(key.shape)} and "
+            f"{tuple(value.shape)}"
+        )
+    if (query.shape[0], *query.shape[2:]) != (key.shape[0], *key.shape[2:]):
+        raise ValueError(
+            f"query and key must agree in batch, tokens and channels, got {tuple(query.shape)} "
+            f"and {tuple(key.shape)}"
+        )
+    if query.shape[1] % key.shape[1]:
+        raise ValueError(
+            f"the number of query heads ({query.shape[1]}) must be a multiple of the number of "
+            f"key heads ({key.shape[1]})"
+        )
+    if query.shape[2] == 0:
+        raise ValueError("at least one token is needed, got none")
+    if temperature.shape != (query.shape[1],):
+        raise ValueError(
+            f"temperature must have one entry for each of the {query.shape[1]} query heads, got "
+            f"shape {tuple(temperature.shape)}"
+        )
+
+
+def _check_memory(memory: OVQMemory, key: Tensor, value: Tensor, chunk_size: int) -> None:
+    start = (memory.seen - 1) // chunk_size * chunk_size  # of the chunk that is pending
+    expected = (*key.shape[:2], memory.seen - start, key.shape[3])
+    if memory.pending_length != memory.seen - start:
+        raise ValueError(
+            f"the memory holds {memory.pending_length} pending tokens after {memory.seen}, which "
+            f"chunk_size {chunk_size} cannot give: it was made with another chunk_size"
+        )
+    if memory.pending_key.shape != expected:
+        raise ValueError(
+            f"the memory's pending keys have shape {tuple(memory.pending_key.shape)}, expected "
+            f"{expected}: it belongs to other sizes or another batch"
+        )
+    if (memory.rows is None) != (start == 0):
+        raise ValueError(
+            f"the memory has {'no' if start else 'some'} rows after {memory.seen} tokens"
+        )
+    if memory.rows is not None and (
+        memory.rows.key.shape[:2] != key.shape[:2] or memory.rows.value.shape[3] != value.shape[3]
+    ):
+        raise ValueError("the memory's rows belong to other sizes or another batch")
+    held = memory.pending_value
+    if held is None or held.shape != (*expected[:3], value.shape[3]):
+        raise ValueError(
+            "the memory holds no pending values of the right size; put them back first"
+        )
