@@ -16,12 +16,14 @@ class Context:
     embedding: x0, the normalised token embeddings (B, T, hidden_size).
     layout: where the tokens stand.
     first_values: values published by the layers that others refer to, layer -> (B, T, Hkv * Dv).
+    shared_table: a table over token ids that several layers share, (vocabulary, Hkv * Dv).
     """
 
     token_ids: Tensor | None
     embedding: Tensor
     layout: Layout
     first_values: Mapping[int, Tensor] = dataclasses.field(default_factory=dict)
+    shared_table: Tensor | None = None
 
     def publish(self, layer: int, values: Tensor) -> "Context":
         return dataclasses.replace(self, first_values={**self.first_values, layer: values})

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from meanbank.core.progress import progress
-from meanbank.model import MeanbankCache, MeanbankForCausalLM
+from meanbank.model import MeanbankForCausalLM
 
 PREFILL_CHUNK = 2048
 WARM_UP = 8  # steps before the timed ones
@@ -27,7 +27,7 @@ def decode_speed(
     steps = WARM_UP + tokens
     shape = (1, context + steps)
     ids = torch.randint(model.config.vocab_size, shape, generator=generator).to(model.device)
-    cache, times = MeanbankCache(model.config.num_hidden_layers), []
+    cache, times = model.model.new_cache(), []
     with progress("decode speed", context + steps) as report:
         for start in range(0, context, PREFILL_CHUNK):
             part = ids[:, start : min(start + PREFILL_CHUNK, context)]

@@ -10,7 +10,7 @@ from tokenizers import Tokenizer
 from tokenizers.decoders import DecodeStream
 from transformers.generation.streamers import BaseStreamer
 
-from meanbank.model import MeanbankCache, MeanbankForCausalLM
+from meanbank.model import MeanbankForCausalLM
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -93,7 +93,7 @@ def stream_text(
     if not ids:
         raise ValueError("the prompt is empty; give at least one character")
     streamer = _Streamer(tokenizer, show)
-    cache = MeanbankCache(model.config.num_hidden_layers)
+    cache = model.model.new_cache()
     torch.manual_seed(settings.seed)
     model.generate(  # pyright: ignore[reportAttributeAccessIssue]
         torch.tensor([ids], device=model.device),

@@ -8,6 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from meanbank.core.config import Tagged
+from meanbank.core.conventions import Conventions
+from meanbank.core.flops import Flops, products
 from meanbank.core.geometry import Geometry
 from meanbank.core.layout import Layout
 from meanbank.core.state import State
@@ -20,6 +22,10 @@ class MemoryConfig(Tagged, kind="memory"):
 
     @abc.abstractmethod
     def build(self, geometry: Geometry) -> "Memory": ...
+
+    def conventions(self, backbone: Conventions) -> Conventions:
+        """What the layer does where its plan leaves a setting open; the backbone's by default."""
+        return backbone
 
     def check(self, geometry: Geometry) -> None:
         """Raise ValueError where the settings do not fit a layer's sizes."""
@@ -66,6 +72,22 @@ class Memory(nn.Module, abc.ABC):
 
         value_nbytes: what the value source stores for one token of one sequence.
         """
+
+    @abc.abstractmethod
+    def flops(self, tokens: int) -> Flops:
+        """FLOPs of reading and remembering one sequence of `tokens` tokens, from empty.
+
+        Only (query, row) pairs that the memory shows count, not what a backend masks out.
+        """
+
+    def read_flops(self, pairs: int) -> Flops:
+        """FLOPs of scores and weighted sums for so many (query, visible row) pairs a head."""
+        sizes = self.geometry
+        return products(pairs * sizes.num_heads * (sizes.key_dim + sizes.value_dim))
+
+    def similarity_flops(self, pairs: int) -> Flops:
+        """FLOPs of so many (written key, row) similarities a head, which have no gradient."""
+        return products(pairs * self.geometry.key_width, learns=False)
 
     def key_nbytes(self, dtype: torch.dtype) -> int:
         """Bytes of one token's keys, all heads."""

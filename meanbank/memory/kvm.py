@@ -1,6 +1,7 @@
 """Key-Value Means as a memory: an exact window and compressed rows for everything older."""
 
 import dataclasses
+from collections.abc import Iterator
 from typing import Literal, cast
 
 import torch
@@ -8,14 +9,26 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import initialization as init
 
+from meanbank.core.conventions import Conventions
+from meanbank.core.flops import Flops, linear_flops
 from meanbank.core.geometry import Geometry
 from meanbank.core.state import State
 from meanbank.memory.base import Memory, MemoryConfig
 from meanbank.memory.budgets import Budget, PowerLaw
+from meanbank.memory.window import visible_pairs
+from meanbank.ops.attention import BlockRule
 from meanbank.ops.kvm import KVMMemory, kvm_attention
 from meanbank.ops.kvm.api import check_backend
 from meanbank.ops.kvm.memory import accumulator_dtype
-from meanbank.ops.kvm.options import KVMOptions, Part, ValueScale, Write
+from meanbank.ops.kvm.options import (
+    Append,
+    KVMOptions,
+    Part,
+    ReadKey,
+    StoredRotary,
+    ValueScale,
+    Write,
+)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -30,6 +43,14 @@ class KVM(MemoryConfig, tag="kvm"):
     temperatures: one learned factor a head for memory and for window keys, or none.
     merge_gate: learned (`1 + ELU(x W_g)`) or none; gated_writes and gated_parts say what it scales.
     value_scale: "radius", or means by "count" of writes, or "chunk_count" as in the authors' code.
+    Controls of ours, which the paper lacks:
+    append: the tokens that get rows of their own, at equal rows: by "novelty" as in the paper,
+        "random" (fixed by position and head), the most "recent" of the block, or those with the
+        largest merge "gate" (which must be learned).
+    read_key: queries meet rows "normalized" by LN_s as in the paper, or "raw" sums.
+    stored_rotary: rotary channels of stored keys are "zeroed" before LN_s as in the paper,
+        "zeroed_again" after it too, or "kept"; only "kept" allows rotary_fraction 1, and
+        rotary_fraction 0 zeroes nothing.
     """
 
     budget: Budget = PowerLaw()
@@ -41,23 +62,35 @@ class KVM(MemoryConfig, tag="kvm"):
     gated_writes: tuple[Write, ...] = ("merge",)
     gated_parts: tuple[Part, ...] = ("key", "value")
     value_scale: ValueScale = "radius"
+    append: Append = "novelty"
+    read_key: ReadKey = "normalized"
+    stored_rotary: StoredRotary = "zeroed"
     backend: str = "auto"
 
     def __post_init__(self) -> None:
         KVMOptions(rotary_dim=0, **self.operator_settings())
         check_backend(self.backend)
+        if self.append == "gate" and self.merge_gate != "learned":
+            raise ValueError(
+                "append: gate takes the tokens with the largest merge gate, so it needs "
+                f"merge_gate: learned, got {self.merge_gate}"
+            )
 
     def operator_settings(self) -> dict:
         """The settings that `kvm_attention` takes under the same names."""
         names = ("budget", "chunk_size", "window_chunks", "sink", "value_scale")
-        names += ("gated_writes", "gated_parts")
+        names += ("gated_writes", "gated_parts", "append", "read_key", "stored_rotary")
         return {name: getattr(self, name) for name in names}
 
+    def conventions(self, backbone: Conventions) -> Conventions:
+        return dataclasses.replace(backbone, rotary_fraction=min(0.5, backbone.rotary_fraction))
+
     def check(self, geometry: Geometry) -> None:
-        if geometry.rotary_dim == geometry.key_dim:
+        if geometry.rotary_dim == geometry.key_dim and self.stored_rotary != "kept":
             raise ValueError(
                 "a kvm layer zeroes the rotary channels of stored keys, so some channels must be "
-                "left without: set address.rotary_fraction below 1 (0.5 is the default)"
+                "left without: set address.rotary_fraction below 1 (0.5 is the default), or "
+                "keep them with memory.stored_rotary: kept"
             )
 
     def build(self, geometry: Geometry) -> "KeyValueMeans":
@@ -142,6 +175,30 @@ class KeyValueMeans(Memory):
     def rows_max(self, tokens: int) -> int:
         window = self.config.window_chunks * self.config.chunk_size
         return self.memory_rows_max(tokens) + min(tokens, window)
+
+    def schedule(self, tokens: int) -> Iterator[tuple[int, int]]:
+        """Tokens seen and rows afterwards, for each update within the first `tokens` tokens."""
+        chunk, window = self.config.chunk_size, self.config.window_chunks * self.config.chunk_size
+        rows = chunk  # the first update takes a whole chunk, whatever the budget says
+        for seen in range(window, tokens, chunk):
+            if seen > window:
+                wanted = min(self.config.budget(seen), seen - window + chunk)
+                rows += min(max(wanted - rows, 0), chunk)
+            yield seen, rows
+
+    def flops(self, tokens: int) -> Flops:
+        """Reads of [memory; window], similarities of written keys with all rows, and the gate."""
+        chunk, window = self.config.chunk_size, self.config.window_chunks * self.config.chunk_size
+        pairs = visible_pairs(BlockRule(chunk, self.config.window_chunks), tokens)
+        similarities = 0
+        for seen, rows in self.schedule(tokens):
+            pairs += rows * min(chunk, tokens - seen)
+            similarities += chunk * rows if seen > window else 0  # the first chunk is just copied
+        flops = self.read_flops(pairs) + self.similarity_flops(similarities)
+        if self.gate is None:
+            return flops
+        learns = bool(self.config.gated_writes and self.config.gated_parts)
+        return flops + linear_flops(self.gate, tokens, learns)
 
     def nbytes_max(self, tokens: int, batch: int, dtype: torch.dtype, value_nbytes: int) -> int:
         heads, precise = self.geometry.num_kv_heads, accumulator_dtype(dtype).itemsize

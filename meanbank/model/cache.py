@@ -76,12 +76,12 @@ class StateLayer(CacheLayerMixin):
 
 
 class MeanbankCache(Cache):
-    """States of all layers of one batch of sequences."""
+    """States of all layers of one batch of sequences, and last that of a stem that has one."""
 
     layers: list[StateLayer]  # pyright: ignore[reportIncompatibleVariableOverride]
 
-    def __init__(self, num_layers: int) -> None:
-        super().__init__(layers=[StateLayer() for _ in range(num_layers)])
+    def __init__(self, num_states: int) -> None:
+        super().__init__(layers=[StateLayer() for _ in range(num_states)])
 
     @property
     def seen(self) -> int:

@@ -1,79 +1,86 @@
-"""The GPTAlpha-2 backbone (KVM paper, section 4), block by block.
+"""The GPTAlpha-2 backbone (KVM paper, section 4).
 
-`x0 = LN_emb(embedding)`; each block adds `residual_scale * attention(LN(x))`, then
-`residual_scale * MLP(LN(x))`; every layer norm has weight and bias and eps 1e-5.
+`x0 = LN(embedding)`; a block adds `12 / layers * attention(LN(x))`, then the same of the MLP; every
+layer norm has weight and bias. Projected queries, keys and values are shifted towards the previous
+token's, values are mixed with the first layer's before that, and heads of queries and keys are
+normalised before their first half is rotated by position.
 """
 
-import dataclasses
-from collections.abc import Callable
+import functools
 
-import torch
 from torch import Tensor, nn
+from transformers import initialization as init
 
-from meanbank.core.context import Context
-from meanbank.core.state import State
-from meanbank.model.attention import SoftmaxAttention
-from meanbank.model.config import MeanbankConfig
-from meanbank.model.layers import MLP
-from meanbank.model.mixer import Mixer
-from meanbank.model.plan import LayerPlan
-from meanbank.values import Place
+from meanbank.core.conventions import Conventions
+from meanbank.core.geometry import Geometry
+from meanbank.model.backbone import Backbone, StartValues, Stem
+from meanbank.model.layers import Address
+from meanbank.model.plan import AddressPlan
+from meanbank.ops.rotary import apply_rotary, rotary_angles
 
-
-def make_blocks(config: MeanbankConfig) -> nn.ModuleList:
-    """All blocks of a model."""
-    layers = list(zip(config.plans(), config.places(), strict=True))
-    referred_to = {plan.values.refers_to(place) for plan, place in layers}
-    return nn.ModuleList(
-        Block(config, plan, place, place.layer in referred_to) for plan, place in layers
-    )
+layer_norm = functools.partial(nn.LayerNorm, eps=1e-5)
 
 
-@dataclasses.dataclass(frozen=True)
-class BlockState(State):
-    """Everything one block carries from call to call; mlp (B, 1, hidden_size) is its shift tail."""
+class NormStem(Stem):
+    """`x0 = LN(embedding)`."""
 
-    attention: State
-    mlp: Tensor | None
+    def __init__(self, hidden_size: int) -> None:
+        super().__init__(hidden_size)
+        self.norm = layer_norm(hidden_size)
+
+    def forward(self, embedded: Tensor, state: None) -> tuple[Tensor, None]:
+        return self.norm(embedded), None
+
+    def alone(self, embedded: Tensor) -> Tensor:
+        return self.norm(embedded)
 
 
-class Block(nn.Module):
-    """Attention and MLP around a residual stream."""
+class GPTAlpha2Address(Address):
+    """Heads are layer-normalised, then rotated in interleaved pairs."""
 
-    def __init__(
-        self, config: MeanbankConfig, plan: LayerPlan, place: Place, publishes: bool
-    ) -> None:
-        """publishes: whether some layer refers to this one's values."""
-        super().__init__()
-        self.layer, self.publishes = place.layer, publishes
-        self.residual_scale = config.residual_scale
-        geometry = config.geometry(plan)
-        self.attention_norm = nn.LayerNorm(config.hidden_size, eps=1e-5)
-        self.attention: Mixer = SoftmaxAttention(plan, geometry, place, config.rope_theta)
-        self.mlp_norm = nn.LayerNorm(config.hidden_size, eps=1e-5)
-        assert config.intermediate_size is not None  # the configuration fills it in
-        self.mlp = MLP(config.hidden_size, config.intermediate_size, config.mlp_token_shift)
+    def __init__(self, plan: AddressPlan, geometry: Geometry) -> None:
+        super().__init__(plan, geometry)
+        self.query_norm = self.key_norm = nn.Identity()
+        if self.normalized:
+            self.query_norm = layer_norm(geometry.key_dim)
+            self.key_norm = layer_norm(geometry.key_dim)
 
-    def forward(
-        self, x: Tensor, context: Context, state: BlockState | None
-    ) -> tuple[Tensor, Context, BlockState]:
-        """x (B, T, hidden_size); returns the stream, the context for later blocks, the state."""
-        normed = self.attention_norm(x)
-        if self.publishes:
-            start = normed if self.layer == 0 else self.attention_norm(context.embedding)
-            published = self.attention.publish(start, context)
-            context = context.publish(self.layer, published)
-        change, attention = self.attention(normed, context, state and state.attention)
-        x = x + self.residual_scale * change
-        change, mlp = self.mlp(self.mlp_norm(x), None if state is None else state.mlp)
-        x = x + self.residual_scale * change
-        return x, context, BlockState(attention, mlp)
+    def place(self, query: Tensor, key: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
+        angles = rotary_angles(positions, self.geometry.rotary_dim, self.rope_theta)
+        query, key = self.query_norm(query), self.key_norm(key)
+        return apply_rotary(query, angles), apply_rotary(key, angles)
 
-    def initialize_table(self, x0: Callable[[], Tensor]) -> None:
-        """Fill a table over token ids from x0 of every token id alone (vocabulary, hidden_size)."""
-        self.attention.initialize_table(lambda: self.attention_norm(x0()))
 
-    def state_nbytes_max(self, tokens: int, batch: int, dtype: torch.dtype) -> int:
-        """A bound on the bytes that its state holds within the first `tokens` tokens."""
-        mlp = batch * self.mlp.tail_width * dtype.itemsize
-        return self.attention.state_nbytes_max(tokens, batch, dtype) + mlp
+def default_linear(weight: Tensor) -> None:
+    """PyTorch's own start of a linear map: U(+-1 / sqrt(d_in))."""
+    bound = weight.shape[1] ** -0.5
+    init.uniform_(weight, -bound, bound)
+
+
+def _orthogonal_head(weight: Tensor) -> None:
+    vocabulary, width = weight.shape
+    init.orthogonal_(weight, gain=0.5 * (vocabulary / width) ** 0.5)
+
+
+GPTALPHA2 = Backbone(
+    conventions=Conventions(
+        rotary_fraction=0.5,
+        rope_theta=1e4,
+        qk_norm="per_head",
+        token_shift="learned",
+        value_residual="gated",
+    ),
+    residual_scale=lambda layers: 12 / layers,  # CompleteP with alpha 1
+    mlp_token_shift=True,
+    logit_softcap=None,
+    norm=layer_norm,
+    address=GPTAlpha2Address,
+    stem=NormStem,
+    start_values=StartValues(
+        embedding=lambda weight: init.uniform_(weight, -1e-4, 1e-4),
+        matrix=default_linear,
+        mlp_up=init.orthogonal_,
+        output=init.zeros_,
+        head=_orthogonal_head,
+    ),
+)

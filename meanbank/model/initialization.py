@@ -1,52 +1,67 @@
-"""Start values (KVM paper, appendix; banks as in the BoV paper, on this backbone's inputs).
+"""Start values of a whole model.
 
-Every function of `init` leaves a parameter alone that was loaded from a file.
+A `StartValues` says how matrices start; modules with other needs fill their own parameters after
+that. Every function of `init` leaves a parameter alone that was loaded from a file.
 """
 
 from collections.abc import Sequence
+from typing import Any
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 from transformers import initialization as init
 
-from meanbank.model.gptalpha2 import Block
+from meanbank.model.backbone import StartValues, Stem
+from meanbank.model.block import Block
+from meanbank.model.gptalpha2 import default_linear
+from meanbank.values.bank import fill_table
+
+# A start without the zeros of the papers, for models of a layer or two.
+PLAIN = StartValues(
+    embedding=lambda weight: init.normal_(weight, std=0.02),
+    matrix=default_linear,
+    mlp_up=lambda weight: None,
+    output=lambda weight: None,
+    head=lambda weight: init.normal_(weight, std=0.5 * weight.shape[1] ** -0.5),
+)
 
 
 def initialize_backbone(
+    start: StartValues,
     embedding: nn.Embedding,
-    embedding_norm: nn.LayerNorm,
+    stem: Stem,
     blocks: Sequence[Block],
-    final_norm: nn.LayerNorm,
-    style: str,
+    final_norm: nn.Module,
+    shared_table: nn.Parameter | None,
 ) -> None:
     """Embedding, norms and blocks; tables last, from the final start values of the embedding."""
-    if style == "kvm":
-        init.uniform_(embedding.weight, -1e-4, 1e-4)
-    else:
-        init.normal_(embedding.weight, std=0.02)
-    inner = (module for block in blocks for module in block.modules())
-    for module in (embedding_norm, *inner, final_norm):
-        if isinstance(module, nn.Linear):  # PyTorch's own default
-            bound = module.in_features**-0.5
-            init.uniform_(module.weight, -bound, bound)
-        elif isinstance(module, nn.LayerNorm):
-            init.ones_(module.weight)
-            init.zeros_(module.bias)
+    start.embedding(embedding.weight)
+    for part in (stem, *blocks, final_norm):
+        for module in part.modules():
+            if isinstance(module, nn.Linear):
+                start.matrix(module.weight)
+            elif isinstance(module, (nn.LayerNorm, nn.GroupNorm)):
+                init.ones_(module.weight)
+                init.zeros_(module.bias)
+    stem.initialize()
     for layer, block in enumerate(blocks):
         ratio = 1 - layer / len(blocks)
         block.attention.initialize(ratio)
         block.mlp.initialize(ratio)
-        if style == "kvm":
-            init.zeros_(block.attention.output_projection.weight)
-            init.zeros_(block.mlp.down.weight)
-            init.orthogonal_(block.mlp.up.weight)
+        start.output(block.attention.output_projection.weight)
+        start.output(block.mlp.down.weight)
+        start.mlp_up(block.mlp.up.weight)
+
+    def draw(*shape: int) -> Tensor:
+        weight = torch.empty(*shape, device=embedding.weight.device)
+        start.matrix(weight)
+        return weight
+
+    def x0() -> Tensor:
+        return stem.alone(embedding.weight)
+
     for block in blocks:
-        block.initialize_table(lambda: embedding_norm(embedding.weight))
-
-
-def initialize_head(head: nn.Linear, style: str) -> None:
-    """The output head, vocabulary x width."""
-    vocabulary, width = head.weight.shape
-    if style == "kvm":
-        init.orthogonal_(head.weight, gain=0.5 * (vocabulary / width) ** 0.5)
-    else:
-        init.normal_(head.weight, std=0.5 * width**-0.5)
+        block.initialize_table(x0, draw)
+    if shared_table is not None:  # as the first layer that reads it would start its own
+        first: Any = next(block for block in blocks if block.reads_shared_table)
+        fill_table(shared_table, lambda: first.attention_norm(x0()), draw)

@@ -1,15 +1,17 @@
-"""Parts of the backbone that see neither axis: address (queries and keys) and MLP."""
+"""Parts of every backbone that see neither axis: address (queries and keys) and MLP."""
 
+import abc
 import dataclasses
 
 import torch
 from torch import Tensor, nn
 from transformers import initialization as init
 
+from meanbank.core.flops import Flops, linear_flops
 from meanbank.core.geometry import Geometry, split_heads
 from meanbank.core.layout import Layout
 from meanbank.core.state import State
-from meanbank.ops.rotary import apply_rotary, rotary_angles
+from meanbank.model.plan import AddressPlan
 from meanbank.ops.token_shift import shift_start, token_shift
 
 
@@ -21,47 +23,61 @@ class AddressState(State):
     key: Tensor
 
 
-class Address(nn.Module):
-    """Queries and keys: projection, token shift, layer norm a head, partial rotary positions.
+class Address(nn.Module, abc.ABC):
+    """Queries and keys: projection, token shift where there is one, norm and positions.
 
-    The first token's predecessor is itself.
+    A backbone says how heads are normalised and positions enter. The first token's predecessor is
+    itself.
     """
 
-    def __init__(self, geometry: Geometry, rope_theta: float) -> None:
+    def __init__(self, plan: AddressPlan, geometry: Geometry) -> None:
         super().__init__()
-        self.geometry, self.rope_theta = geometry, rope_theta
+        assert plan.rope_theta is not None
+        self.geometry, self.rope_theta = geometry, plan.rope_theta
+        self.normalized = plan.qk_norm == "per_head"
         query_width = geometry.num_heads * geometry.key_dim
         self.query = nn.Linear(geometry.hidden_size, query_width, bias=False)
         self.key = nn.Linear(geometry.hidden_size, geometry.key_width, bias=False)
-        self.query_shift = nn.Parameter(torch.empty(query_width))
-        self.key_shift = nn.Parameter(torch.empty(geometry.key_width))
-        self.query_norm = nn.LayerNorm(geometry.key_dim, eps=1e-5)
-        self.key_norm = nn.LayerNorm(geometry.key_dim, eps=1e-5)
+        self.query_shift = self.key_shift = None
+        if plan.token_shift == "learned":
+            self.query_shift = nn.Parameter(torch.empty(query_width))
+            self.key_shift = nn.Parameter(torch.empty(geometry.key_width))
+
+    @abc.abstractmethod
+    def place(self, query: Tensor, key: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
+        """Normalise heads (B, H, T, Dk) and rotate them by positions (T,), in either order."""
 
     def initialize(self, ratio: float) -> None:
-        """Shifts as in the paper; ratio falls from 1 in the first layer."""
-        init.copy_(self.query_shift, shift_start(self.query_shift, 0.2 * ratio))
-        init.copy_(self.key_shift, shift_start(self.key_shift, 0.7 * ratio))
+        """Shifts as in the KVM paper; ratio falls from 1 in the first layer."""
+        if self.query_shift is not None and self.key_shift is not None:
+            init.copy_(self.query_shift, shift_start(self.query_shift, 0.2 * ratio))
+            init.copy_(self.key_shift, shift_start(self.key_shift, 0.7 * ratio))
+
+    def flops(self, tokens: int) -> Flops:
+        """FLOPs of the two projections of `tokens` tokens."""
+        return linear_flops(self.query, tokens) + linear_flops(self.key, tokens)
 
     @property
     def tail_width(self) -> int:
         """Numbers that its state holds for one sequence."""
+        if self.query_shift is None or self.key_shift is None:
+            return 0
         return len(self.query_shift) + len(self.key_shift)
 
     def forward(
         self, x: Tensor, state: AddressState | None, layout: Layout
-    ) -> tuple[Tensor, Tensor, AddressState]:
+    ) -> tuple[Tensor, Tensor, AddressState | None]:
         """x (B, T, hidden_size) -> query (B, H, T, Dk), key (B, Hkv, T, Dk)."""
-        query, key = self.query(x), self.key(x)
-        last = AddressState(query[:, -1:].clone(), key[:, -1:].clone())
-        before = state or AddressState(query[:, :1], key[:, :1])
-        query = token_shift(query, self.query_shift, before.query)
-        key = token_shift(key, self.key_shift, before.key)
-        query = self.query_norm(split_heads(query, self.geometry.num_heads))
-        key = self.key_norm(split_heads(key, self.geometry.num_kv_heads))
-        positions = layout.positions(x.device)
-        angles = rotary_angles(positions, self.geometry.rotary_dim, self.rope_theta)
-        return apply_rotary(query, angles), apply_rotary(key, angles), last
+        query, key, last = self.query(x), self.key(x), None
+        if self.query_shift is not None and self.key_shift is not None:
+            last = AddressState(query[:, -1:].clone(), key[:, -1:].clone())
+            before = state or AddressState(query[:, :1], key[:, :1])
+            query = token_shift(query, self.query_shift, before.query)
+            key = token_shift(key, self.key_shift, before.key)
+        query = split_heads(query, self.geometry.num_heads)
+        key = split_heads(key, self.geometry.num_kv_heads)
+        query, key = self.place(query, key, layout.positions(x.device))
+        return query, key, last
 
 
 class MLP(nn.Module):
@@ -74,9 +90,13 @@ class MLP(nn.Module):
         self.down = nn.Linear(intermediate_size, hidden_size, bias=False)
 
     def initialize(self, ratio: float) -> None:
-        """The shift as in the paper; ratio falls from 1 in the first layer."""
+        """The shift as in the KVM paper; ratio falls from 1 in the first layer."""
         if self.shift is not None:
             init.copy_(self.shift, shift_start(self.shift, ratio**4))
+
+    def flops(self, tokens: int) -> Flops:
+        """FLOPs of `tokens` tokens."""
+        return linear_flops(self.up, tokens) + linear_flops(self.down, tokens)
 
     @property
     def tail_width(self) -> int:

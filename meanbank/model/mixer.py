@@ -8,19 +8,35 @@ import torch
 from torch import Tensor, nn
 
 from meanbank.core.context import Context
+from meanbank.core.flops import Flops
+from meanbank.core.geometry import Geometry
 from meanbank.core.state import State
+from meanbank.model.backbone import Backbone
+from meanbank.model.plan import LayerPlan
+from meanbank.values import Place, ValueSource
 
 
 class Mixer(nn.Module, abc.ABC):
     """Mixes information across the tokens of a sequence, with a state to go on from."""
 
+    values: ValueSource
+
+    def __init__(
+        self, plan: LayerPlan, geometry: Geometry, place: Place, backbone: Backbone
+    ) -> None:
+        super().__init__()
+        self.geometry, self.place = geometry, place
+
     @abc.abstractmethod
-    def forward(self, x: Tensor, context: Context, state: Any) -> tuple[Tensor, State]:
+    def forward(
+        self, x: Tensor, start: Tensor | None, context: Context, state: Any
+    ) -> tuple[Tensor, State]:
         """x (B, T, hidden_size), normalised -> (B, T, hidden_size) and the state after T tokens;
+        start: the same norm of x0, given where `uses_start` or the layer publishes its values;
         state: what the last call returned, None at the start of a sequence."""
 
     @abc.abstractmethod
-    def publish(self, embedding: Tensor, context: Context) -> Tensor:
+    def publish(self, start: Tensor, context: Context, state: Any) -> Tensor:
         """Values that other layers may refer to, of the layer-normalised x0: (B, T, Hkv * Dv)."""
 
     @abc.abstractmethod
@@ -28,17 +44,32 @@ class Mixer(nn.Module, abc.ABC):
         """A bound on the bytes that its state holds within the first `tokens` tokens."""
 
     @abc.abstractmethod
+    def flops_by_part(self, tokens: int) -> dict[str, Flops]:
+        """FLOPs of one sequence of `tokens` tokens: attention, projections and values."""
+
+    def flops(self, tokens: int) -> Flops:
+        """FLOPs of one sequence of `tokens` tokens."""
+        return sum(self.flops_by_part(tokens).values(), Flops())
+
+    @abc.abstractmethod
     def initialize(self, ratio: float) -> None:
-        """Start values that differ from PyTorch's defaults, but for the output projection.
+        """Start values that differ from the backbone's, but for the output projection.
 
         ratio: 1 in the first layer, falling by 1 / layers from layer to layer.
         """
 
-    @abc.abstractmethod
-    def initialize_table(self, inputs: Callable[[], Tensor]) -> None:
-        """Start values of a table over token ids, see `ValueSource.initialize_table`."""
-
     @property
     @abc.abstractmethod
     def output_projection(self) -> nn.Linear:
-        """The last map back to the residual stream, which the paper starts at 0."""
+        """The last map back to the residual stream, which the papers start at 0."""
+
+    @property
+    def uses_start(self) -> bool:
+        """Whether `forward` reads the layer-normalised x0."""
+        return self.values.uses_start
+
+    def initialize_table(
+        self, inputs: Callable[[], Tensor], draw: Callable[[int, int], Tensor]
+    ) -> None:
+        """Start values of a table over token ids, see `ValueSource.initialize_table`."""
+        self.values.initialize_table(inputs, draw)

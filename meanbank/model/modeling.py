@@ -11,10 +11,11 @@ from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutpu
 
 from meanbank.core.context import Context
 from meanbank.core.layout import Layout
+from meanbank.model.backbone import StartValues
+from meanbank.model.block import Block, make_blocks
 from meanbank.model.cache import MeanbankCache
 from meanbank.model.config import MeanbankConfig
-from meanbank.model.gptalpha2 import Block, make_blocks
-from meanbank.model.initialization import initialize_backbone, initialize_head
+from meanbank.model.initialization import PLAIN, initialize_backbone
 
 
 class MeanbankPreTrainedModel(PreTrainedModel):
@@ -36,15 +37,24 @@ class MeanbankPreTrainedModel(PreTrainedModel):
     def initialize_weights(self) -> None:
         """Start values of everything that was not loaded; called when a model is made or loaded."""
         backbone: Any = self.base_model
-        style = self.config.initialization
+        start = self._start_values()
         if not getattr(backbone, "_is_hf_initialized", False):
             initialize_backbone(
-                backbone.embedding, backbone.embedding_norm, backbone.layers, backbone.norm, style
+                start,
+                backbone.embedding,
+                backbone.stem,
+                backbone.layers,
+                backbone.norm,
+                backbone.shared_table,
             )
             backbone._is_hf_initialized = True
         if self is not backbone:
             head: Any = self.get_output_embeddings()
-            initialize_head(head, style)
+            start.head(head.weight)
+
+    def _start_values(self) -> StartValues:
+        plain = self.config.initialization == "plain"
+        return PLAIN if plain else self.config.backbone_parts.start_values
 
 
 class MeanbankModel(MeanbankPreTrainedModel):
@@ -53,10 +63,19 @@ class MeanbankModel(MeanbankPreTrainedModel):
     def __init__(self, config: MeanbankConfig) -> None:
         super().__init__(config)
         self.embedding = nn.Embedding(config.vocab_size, config.hidden_size)
-        self.embedding_norm = nn.LayerNorm(config.hidden_size, eps=1e-5)
+        self.stem = config.backbone_parts.stem(config.hidden_size)
         self.layers = make_blocks(config)
-        self.norm = nn.LayerNorm(config.hidden_size, eps=1e-5)
+        self.norm = config.backbone_parts.norm(config.hidden_size)
+        self.shared_table = None
+        if config.has_shared_table:
+            assert config.num_key_value_heads and config.value_head_dim  # filled in
+            width = config.num_key_value_heads * config.value_head_dim
+            self.shared_table = nn.Parameter(torch.empty(config.vocab_size, width))
         self.post_init()
+
+    def new_cache(self) -> MeanbankCache:
+        """An empty cache for this model."""
+        return MeanbankCache(len(self.layers) + self.stem.carries)
 
     def get_input_embeddings(self) -> nn.Module:
         return self.embedding
@@ -90,28 +109,30 @@ class MeanbankModel(MeanbankPreTrainedModel):
         if output_hidden_states is None:
             output_hidden_states = self.config.output_hidden_states
         if cache is None and use_cache:
-            cache = MeanbankCache(self.config.num_hidden_layers)
+            cache = self.new_cache()
         seen = 0 if cache is None else cache.seen
         if input_ids is not None and input_ids.dtype in (torch.uint8, torch.int8, torch.int16):
             input_ids = input_ids.long()
         embedded = self._embed(input_ids, inputs_embeds)
         batch, length = embedded.shape[:2]
         if cache is not None:
-            _check_cache(cache, self.config.num_hidden_layers, batch)
+            _check_cache(cache, len(self.new_cache().layers), batch)
         _check_mask(attention_mask, batch, seen, length)
         layout = Layout(seen, length)
         _check_positions(position_ids, layout)
 
-        x = self.embedding_norm(embedded)
-        context = Context(input_ids, x, layout)
+        old: list[Any] = [None] * (len(self.layers) + 1)
+        if cache is not None:
+            old[: len(cache.layers)] = (layer.state for layer in cache.layers)
+        x, stem = self.stem(embedded, old[-1])
+        context = Context(input_ids, x, layout, shared_table=self.shared_table)
         hidden, states = [x], []
-        for index, block in enumerate(self.layers):
-            state = None if cache is None else cache.layers[index].state
-            x, context, state = block(x, context, state)
+        for block, before in zip(self.layers, old, strict=False):
+            x, context, state = block(x, context, before)
             states.append(state)
             hidden.append(x)
         if cache is not None:  # all or nothing: an interrupted call leaves the cache as it was
-            for layer, state in zip(cache.layers, states, strict=True):
+            for layer, state in zip(cache.layers, [*states, stem], strict=False):
                 layer.store(state, layout.total)
         x = self.norm(x)
         output = BaseModelOutputWithPast(
@@ -127,7 +148,8 @@ class MeanbankModel(MeanbankPreTrainedModel):
         In closed form and in the model's dtype; bank tables are parameters and not in it.
         """
         blocks = cast(Iterable[Block], self.layers)
-        return sum(block.state_nbytes_max(tokens, batch, self.dtype) for block in blocks)
+        stem = self.stem.state_nbytes(batch, self.dtype)
+        return stem + sum(block.state_nbytes_max(tokens, batch, self.dtype) for block in blocks)
 
     def _embed(self, input_ids: Tensor | None, inputs_embeds: Tensor | None) -> Tensor:
         if (input_ids is None) == (inputs_embeds is None):
@@ -203,6 +225,10 @@ class MeanbankForCausalLM(MeanbankPreTrainedModel, GenerationMixin):
         elif logits_to_keep:
             x = x[:, -logits_to_keep:]
         logits = self.lm_head(x)
+        softcap = self.config.backbone_parts.logit_softcap
+        if softcap is not None:
+            precise = logits.to(torch.promote_types(logits.dtype, torch.float32))
+            logits = softcap * torch.tanh(precise / softcap)
         loss = None
         if labels is not None:
             loss = self.loss_function(logits=logits, labels=labels, vocab_size=logits.shape[-1])
@@ -223,7 +249,7 @@ class MeanbankForCausalLM(MeanbankPreTrainedModel, GenerationMixin):
                 "its own cache; leave it out"
             )
         if given is None and generation_config.use_cache is not False:
-            given = MeanbankCache(self.config.num_hidden_layers)
+            given = self.model.new_cache()
         elif given is not None:
             given._is_user_defined = True  # pyright: ignore[reportAttributeAccessIssue]
         if given is not None:

@@ -10,9 +10,10 @@ from torch import Tensor, nn
 from transformers import initialization as init
 
 from meanbank.core.context import Context
+from meanbank.core.flops import Flops
 from meanbank.core.geometry import Geometry
 from meanbank.core.values import BankedValues
-from meanbank.values.base import Place, ValueSource, ValueSourceConfig
+from meanbank.values.base import Place, ValueSource, ValueSourceConfig, learned_or, restart, scaled
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -20,49 +21,69 @@ class Bank(ValueSourceConfig, tag="bank"):
     """`v_p = gamma * table[token id at p]`: no projection, no value residual, no token shift.
 
     scale: gamma is one learned number (starts at 1, unbounded), or fixed at 1.
+    table: "own", one for each layer, or "shared", one for all layers that say so.
     """
 
     needs_token_ids: ClassVar[bool] = True
+    reads_stream: ClassVar[bool] = False
 
     scale: Literal["learned", "fixed"] = "learned"
+    table: Literal["own", "shared"] = "own"
 
     def build(self, geometry: Geometry, place: Place) -> "BankValues":
         return BankValues(self, geometry, place)
 
+    @property
+    def uses_shared_table(self) -> bool:
+        return self.table == "shared"
+
 
 class BankValues(ValueSource):
-    """Parameters: table (vocabulary, Hkv * Dv) and, if learned, the scale."""
+    """Parameters: its own table (vocabulary, Hkv * Dv), unless shared, and a learned scale."""
 
     def __init__(self, config: Bank, geometry: Geometry, place: Place) -> None:
-        super().__init__()
-        self.geometry = geometry
-        self.table = nn.Parameter(torch.empty(place.vocabulary, geometry.value_width))
-        self.scale = nn.Parameter(torch.ones(())) if config.scale == "learned" else 1.0
+        super().__init__(geometry, place)
+        self.table = None
+        if config.table == "own":
+            self.table = nn.Parameter(torch.empty(place.vocabulary, geometry.value_width))
+        self.scale = learned_or(1.0, config.scale == "learned")
 
     def initialize(self, ratio: float) -> None:
-        if isinstance(self.scale, nn.Parameter):
-            init.ones_(self.scale)
+        restart(self.scale)
 
-    def initialize_table(self, inputs: Callable[[], Tensor]) -> None:
-        """What a freshly drawn W_V, dropped afterwards, makes of the inputs of step 0."""
-        if getattr(self.table, "_is_hf_initialized", False):  # loaded from a file
-            return
-        start = inputs()
-        projection = nn.Linear(start.shape[1], self.table.shape[1], bias=False)
-        init.copy_(self.table, F.linear(start, projection.weight.to(start)))
+    def initialize_table(self, inputs, draw):
+        if self.table is not None:
+            fill_table(self.table, inputs, draw)
 
-    def forward(self, x, context, state):
+    def rows_of(self, context: Context) -> tuple[Tensor, Tensor]:
+        """Token ids (B, T) and the table that they index."""
+        table = context.shared_table if self.table is None else self.table
         assert context.token_ids is not None  # the model has refused embeddings alone
-        values = BankedValues(context.token_ids, self.table, self.scale, self.geometry.num_kv_heads)
-        return values, None
+        assert table is not None
+        return context.token_ids, table
 
-    def publish(self, embedding: Tensor, context: Context) -> Tensor:
-        assert context.token_ids is not None
-        return F.embedding(context.token_ids, self.table) * self.scale
+    def forward(self, x, start, context, state):
+        token_ids, table = self.rows_of(context)
+        return BankedValues(token_ids, table, self.scale, self.geometry.num_kv_heads), None
+
+    def publish(self, x: Tensor, start: Tensor, context: Context) -> Tensor:
+        return scaled(F.embedding(*self.rows_of(context)), self.scale)
+
+    def forward_flops(self, tokens: int) -> Flops:
+        return Flops()  # looked up
+
+    def publish_flops(self, tokens: int) -> Flops:
+        return Flops()
 
     def stored_nbytes(self, dtype: torch.dtype) -> int:
         return torch.int32.itemsize
 
-    @property
-    def tail_width(self) -> int:
-        return 0
+
+def fill_table(
+    table: nn.Parameter, inputs: Callable[[], Tensor], draw: Callable[[int, int], Tensor]
+) -> None:
+    """What a fresh W_V, dropped afterwards, makes of the inputs of step 0 (section 3)."""
+    if getattr(table, "_is_hf_initialized", False):  # loaded from a file
+        return
+    start = inputs()
+    init.copy_(table, F.linear(start, draw(table.shape[1], start.shape[1]).to(start)))

@@ -3,13 +3,16 @@
 import abc
 import dataclasses
 from collections.abc import Callable
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor, nn
+from transformers import initialization as init
 
 from meanbank.core.config import Tagged
 from meanbank.core.context import Context
+from meanbank.core.conventions import Conventions
+from meanbank.core.flops import Flops
 from meanbank.core.geometry import Geometry
 from meanbank.core.state import State
 from meanbank.core.values import Values
@@ -17,61 +20,130 @@ from meanbank.core.values import Values
 
 @dataclasses.dataclass(frozen=True)
 class Place:
-    """Where a layer stands: its index, how many layers there are, the layer it refers back to.
+    """Where a layer stands.
 
-    vocabulary: number of token ids; first_layer: the first layer with the same type of memory,
-    whose values the gated residual mixes in.
+    layer: its index; num_layers: how many there are; vocabulary: number of token ids.
+    first_layer: the first layer with the same type of memory, whose values the value residual and
+    the source `first_layer` read unless told otherwise.
+    publishes: whether some layer reads this one's values.
     """
 
     layer: int
     num_layers: int
     first_layer: int
     vocabulary: int
+    publishes: bool = False
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ValueSourceConfig(Tagged, kind="value source"):
-    """Settings of a value source; `build` makes the module."""
+    """Settings of a value source; `build` makes the module.
+
+    needs_token_ids: embeddings alone do not do.
+    reads_stream: values depend on the layer's input; without it they are free of context.
+    """
 
     needs_token_ids: ClassVar[bool] = False
+    reads_stream: ClassVar[bool] = True
 
     @abc.abstractmethod
     def build(self, geometry: Geometry, place: Place) -> "ValueSource": ...
 
-    def refers_to(self, place: Place) -> int | None:
-        """The layer whose published values this source reads, if any."""
+    def resolved(self, conventions: Conventions) -> Self:
+        """The same with everything filled in that was left open."""
+        return self
+
+    def takes_over(self, first_layer: int) -> int | None:
+        """The layer whose values it gives in place of the layer's own; an earlier one, if any."""
         return None
+
+    def refers_to(self, place: Place) -> frozenset[int]:
+        """The layers whose published values this source reads."""
+        return frozenset()
+
+    @property
+    def uses_shared_table(self) -> bool:
+        """Whether it reads the table over token ids that layers share."""
+        return False
 
 
 class ValueSource(nn.Module, abc.ABC):
     """Gives a layer the values of its tokens."""
 
-    @abc.abstractmethod
-    def forward(self, x: Tensor, context: Context, state: Any) -> tuple[Values, State | None]:
-        """Values of T tokens. x (B, T, hidden_size): the layer's normalised input; state: what
-        the last call returned, None at the start."""
+    def __init__(self, geometry: Geometry, place: Place) -> None:
+        super().__init__()
+        self.geometry, self.place = geometry, place
 
     @abc.abstractmethod
-    def publish(self, embedding: Tensor, context: Context) -> Tensor:
-        """What other layers read of this one: its values for the layer-normalised x0
-        (B, T, hidden_size), without residual and shift: (B, T, Hkv * Dv)."""
+    def forward(
+        self, x: Tensor, start: Tensor | None, context: Context, state: Any
+    ) -> tuple[Values, State | tuple | None]:
+        """Values of T tokens.
 
-    @abc.abstractmethod
-    def initialize(self, ratio: float) -> None:
-        """Start values that differ from PyTorch's defaults; ratio falls from 1 in layer 0."""
-
-    def initialize_table(self, inputs: Callable[[], Tensor]) -> None:
-        """Start values of a table over token ids, if it has one.
-
-        inputs: gives the layer's input at step 0 for every token id alone
-        (vocabulary, hidden_size); called only where a table has to be filled.
+        x (B, T, hidden_size): the layer's normalised input; start: the same norm of x0, given where
+        `uses_start`; state: what the last call returned, None at the start of a sequence.
         """
 
     @abc.abstractmethod
-    def stored_nbytes(self, dtype: torch.dtype) -> int:
-        """Bytes that a memory's state keeps for one token of one sequence."""
+    def publish(self, x: Tensor, start: Tensor, context: Context) -> Tensor:
+        """What other layers read of this one: its values for x0 in place of the stream, without
+        residual and shift, (B, T, Hkv * Dv).
+
+        x and start as in `forward`, both from x0; they differ where the mixer shifts its inputs.
+        """
+
+    @abc.abstractmethod
+    def forward_flops(self, tokens: int) -> Flops:
+        """FLOPs of `forward` for `tokens` tokens, and of its backward pass."""
+
+    @abc.abstractmethod
+    def publish_flops(self, tokens: int) -> Flops:
+        """FLOPs of `publish` for `tokens` tokens, and of its backward pass."""
+
+    def flops(self, tokens: int) -> Flops:
+        """FLOPs of a sequence of `tokens` tokens: the layer's values, and those it publishes."""
+        own = self.forward_flops(tokens)
+        return own + self.publish_flops(tokens) if self.place.publishes else own
+
+    def initialize(self, ratio: float) -> None:
+        """Start values that differ from PyTorch's defaults; ratio falls from 1 in layer 0."""
+
+    def initialize_table(
+        self, inputs: Callable[[], Tensor], draw: Callable[[int, int], Tensor]
+    ) -> None:
+        """Start values of a table over token ids, if it has one of its own.
+
+        inputs: gives the layer's input at step 0 for every token id alone
+        (vocabulary, hidden_size), called only where a table has to be filled; draw: a fresh
+        projection (width, hidden_size) as the backbone draws them.
+        """
 
     @property
-    @abc.abstractmethod
+    def uses_start(self) -> bool:
+        """Whether `forward` reads the layer-normalised x0."""
+        return False
+
+    def stored_nbytes(self, dtype: torch.dtype) -> int:
+        """Bytes that a memory's state keeps for one token of one sequence."""
+        return self.geometry.value_width * dtype.itemsize
+
+    @property
     def tail_width(self) -> int:
         """Numbers that its own state holds for one sequence."""
+        return 0
+
+
+def learned_or(fixed: float, learned: bool) -> nn.Parameter | float:
+    """A scalar factor of values: a parameter that starts at 1, or a fixed number."""
+    return nn.Parameter(torch.ones(())) if learned else fixed
+
+
+def scaled(values: Tensor, factor: nn.Parameter | float) -> Tensor:
+    """values times the factor, without a copy where it is 1."""
+    return values if isinstance(factor, float) and factor == 1.0 else values * factor
+
+
+def restart(factor: nn.Parameter | float) -> None:
+    """A learned factor starts at 1."""
+    if isinstance(factor, nn.Parameter):
+        init.ones_(factor)

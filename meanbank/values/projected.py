@@ -8,11 +8,13 @@ from torch import Tensor, nn
 from transformers import initialization as init
 
 from meanbank.core.context import Context
+from meanbank.core.conventions import Conventions, TokenShift, ValueResidual
+from meanbank.core.flops import Flops, linear_flops
 from meanbank.core.geometry import Geometry, split_heads
 from meanbank.core.state import State
 from meanbank.core.values import DenseValues
 from meanbank.ops.token_shift import shift_start, token_shift
-from meanbank.values.base import Place, ValueSource, ValueSourceConfig
+from meanbank.values.base import Place, ValueSource, ValueSourceConfig, learned_or, restart, scaled
 
 
 def low_rank(width: int) -> int:
@@ -24,17 +26,29 @@ def low_rank(width: int) -> int:
 class Projected(ValueSourceConfig, tag="projection"):
     """`V = x W_V`, then the value residual, then the token shift.
 
-    residual: "gated" moves V towards the first layer's values by a learned, token-dependent gate
-    (the backbone's own, a no-op in the first layer itself); "none" leaves it.
+    residual: "gated" moves V towards the first layer's values by a learned, token-dependent gate,
+    "linear" by one learned number (from 0.5), "none" leaves it. Both do nothing in the first layer.
+    shift: "learned" moves each token's values towards the previous token's, "none" leaves them.
+    Both default to the backbone's habit: gated and learned on gptalpha2, none on nanochat.
+    scale: "learned" multiplies the projection by one number, which starts at 1.
     """
 
-    residual: Literal["gated", "none"] = "gated"
+    residual: ValueResidual | None = None
+    shift: TokenShift | None = None
+    scale: Literal["none", "learned"] = "none"
+
+    def resolved(self, conventions: Conventions) -> "Projected":
+        return dataclasses.replace(
+            self,
+            residual=self.residual or conventions.value_residual,
+            shift=self.shift or conventions.token_shift,
+        )
 
     def build(self, geometry: Geometry, place: Place) -> "ProjectedValues":
         return ProjectedValues(self, geometry, place)
 
-    def refers_to(self, place: Place) -> int | None:
-        return place.first_layer if self.residual == "gated" else None
+    def refers_to(self, place: Place) -> frozenset[int]:
+        return frozenset() if self.residual in (None, "none") else frozenset({place.first_layer})
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,44 +59,58 @@ class ShiftState(State):
 
 
 class ProjectedValues(ValueSource):
-    """Parameters: W_V, token-shift mix (Hkv * Dv,), and the gate of the value residual."""
+    """Parameters: W_V and, where they are learned, scale, residual and token-shift mix."""
 
     def __init__(self, config: Projected, geometry: Geometry, place: Place) -> None:
-        super().__init__()
-        self.geometry, self.place = geometry, place
+        super().__init__(geometry, place)
         width = geometry.value_width
         self.projection = nn.Linear(geometry.hidden_size, width, bias=False)
-        self.shift = nn.Parameter(torch.empty(width))
+        self.scale = learned_or(1.0, config.scale == "learned")
+        self.shift = nn.Parameter(torch.empty(width)) if config.shift == "learned" else None
         self.residual = None
         if config.residual == "gated":
             self.residual = GatedResidual(geometry.hidden_size, width)
+        elif config.residual == "linear":
+            self.residual = LinearResidual()
 
-    def forward(self, x, context, state):
-        if self.residual is None:
-            values = self.projection(x)
+    def forward(self, x, start, context, state):
+        if self.place.publishes and self.place.layer == 0:  # there x0 is the layer's input
+            values = context.first_values[0]
         else:
-            first = context.first_values[self.place.first_layer]
-            values = first if self.place.layer == 0 else self.projection(x)
-            values = self.residual(x, values, first)
+            values = scaled(self.projection(x), self.scale)
+        if self.residual is not None:
+            values = self.residual(x, values, context.first_values[self.place.first_layer])
+        if self.shift is None:
+            return DenseValues(split_heads(values, self.geometry.num_kv_heads)), None
         previous = values[:, :1] if state is None else state.last
         shifted = token_shift(values, self.shift, previous)
         heads = split_heads(shifted, self.geometry.num_kv_heads)
         return DenseValues(heads), ShiftState(values[:, -1:].clone())
 
-    def publish(self, embedding: Tensor, context: Context) -> Tensor:
-        return self.projection(embedding)
+    def publish(self, x: Tensor, start: Tensor, context: Context) -> Tensor:
+        return scaled(self.projection(x), self.scale)
+
+    def forward_flops(self, tokens: int) -> Flops:
+        flops = Flops()
+        if not (self.place.publishes and self.place.layer == 0):  # published ones are the layer's
+            flops += linear_flops(self.projection, tokens)
+        if isinstance(self.residual, GatedResidual):
+            flops += self.residual.flops(tokens)
+        return flops
+
+    def publish_flops(self, tokens: int) -> Flops:
+        return linear_flops(self.projection, tokens)
 
     def initialize(self, ratio: float) -> None:
-        init.copy_(self.shift, shift_start(self.shift, 0.7 * ratio))
+        restart(self.scale)
+        if self.shift is not None:
+            init.copy_(self.shift, shift_start(self.shift, 0.7 * ratio))
         if self.residual is not None:
             self.residual.initialize()
 
-    def stored_nbytes(self, dtype: torch.dtype) -> int:
-        return self.geometry.value_width * dtype.itemsize
-
     @property
     def tail_width(self) -> int:
-        return len(self.shift)
+        return 0 if self.shift is None else len(self.shift)
 
 
 class GatedResidual(nn.Module):
@@ -104,3 +132,20 @@ class GatedResidual(nn.Module):
     def forward(self, x: Tensor, values: Tensor, first: Tensor) -> Tensor:
         gate = torch.sigmoid(self.base + self.up(self.down(x)))
         return torch.lerp(values, first.to(values.dtype), gate.to(values.dtype))
+
+    def flops(self, tokens: int) -> Flops:
+        return linear_flops(self.down, tokens) + linear_flops(self.up, tokens)
+
+
+class LinearResidual(nn.Module):
+    """`(1 - mix) v + mix v_first`, one learned number."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.mix = nn.Parameter(torch.empty(()))
+
+    def initialize(self) -> None:
+        init.constant_(self.mix, 0.5)
+
+    def forward(self, x: Tensor, values: Tensor, first: Tensor) -> Tensor:
+        return torch.lerp(values, first.to(values.dtype), self.mix.to(values.dtype))

@@ -219,7 +219,26 @@ def test_wrong_input_is_one_clear_line(arguments, message):
     [
         ({"hidden_size": 30}, "not divisible by num_attention_heads"),
         ({"num_key_value_heads": 3}, "must be a multiple of"),
-        ({"initialization": "kvn"}, "choose one of kvm"),
+        ({"initialization": "papr"}, "choose one of paper"),
+        ({"backbone": "gpt2"}, "choose one of gptalpha2"),
+        ({"plan": [{"where": [0], "values": "first_layer"}]}, "only those of an earlier one"),
+        (
+            {"plan": [{"where": [1], "values": {"type": "first_layer", "layer": 2}}]},
+            "layer 1 cannot take over the values of layer 2",
+        ),
+        (
+            {"plan": [{"values": {"type": "mixed", "other": "bank"}}]},
+            "other.scale must be fixed",
+        ),
+        (
+            {"plan": [{"values": {"type": "mixed", "other": "projection"}}]},
+            "other must be one of bank",
+        ),
+        ({"plan": [{"memory": "rwkv7"}], "num_key_value_heads": 1}, "no grouped queries"),
+        (
+            {"plan": [{"memory": "rwkv7", "address": {"rotary_fraction": 0.5}}]},
+            "an rwkv7 layer has no positions",
+        ),
         ({"plan": [{"memory": {"type": "kmv"}}]}, "choose one of kvm"),
         ({"plan": [{"memory": {"type": "kvm", "chunk": 3}}]}, "unknown setting in plan.0.memory"),
         ({"plan": [{"memory": {"type": "kvm", "sink": 300}}]}, "sink must be"),

@@ -60,7 +60,7 @@ def test_a_bank_starts_as_the_projection_of_each_token_alone():
     """At step 0 a bank layer gives what its (unshifted, residual-free) projection would give."""
     model = small(plan=[{"memory": {"type": "full"}}, {"where": [1], "values": {"type": "bank"}}])
     block = model.model.layers[1]
-    inputs = block.attention_norm(model.model.embedding_norm(model.model.embedding.weight))
+    inputs = block.attention_norm(model.model.stem.alone(model.model.embedding.weight))
     table = block.attention.values.table
     solution = torch.linalg.lstsq(inputs, table).solution  # W_V, which was dropped
     assert torch.allclose(inputs @ solution, table, atol=1e-4)
@@ -87,7 +87,112 @@ def test_later_rules_replace_earlier_ones():
     )
     assert [entry["memory"]["type"] for entry in plan] == ["full", "sliding_window", "full"]
     assert plan[1]["memory"]["window"] == 9
-    assert plan[1]["values"] == {"type": "projection", "residual": "gated"}
+    assert plan[1]["values"]["type"] == "projection"
+
+
+def test_what_a_plan_leaves_open_follows_backbone_and_memory():
+    """rotary_fraction, norms, shifts and residuals of every kind of layer on both backbones."""
+    memories = ["kvm", "full", "ovq", "rwkv7"]
+    plan = [{"where": [layer], "memory": memory} for layer, memory in enumerate(memories)]
+
+    def resolved(backbone):
+        layers = MeanbankConfig(num_hidden_layers=4, backbone=backbone, plan=plan).plans()
+        rows = [
+            (p.address.rotary_fraction, p.address.qk_norm, p.address.token_shift) for p in layers
+        ]
+        return rows, [(p.values.residual, p.values.shift) for p in layers]
+
+    assert resolved("gptalpha2") == (
+        [(0.5, "per_head", "learned")] * 2 + [(0.0, "none", "learned"), (0.0, "none", "none")],
+        [("gated", "learned")] * 3 + [("gated", "none")],
+    )
+    assert resolved("nanochat") == (
+        [(0.5, "per_head", "none"), (1.0, "per_head", "none")] + [(0.0, "none", "none")] * 2,
+        [("none", "none")] * 3 + [("gated", "none")],
+    )
+
+
+def test_a_layer_never_takes_over_its_own_values_from_a_named_place():
+    plan = [{"memory": "kvm"}, {"where": "even", "memory": "full"}, {"values": "first_layer"}]
+    config = MeanbankConfig(num_hidden_layers=5, plan=plan)
+    sources = [p.values.tag for p in config.plans()]
+    assert sources == ["projection", "projection"] + ["first_layer"] * 3
+    assert [place.publishes for place in config.places()] == [True, True, False, False, False]
+
+
+def test_the_bov_papers_start_values():
+    model = small(
+        backbone="nanochat",
+        plan=[
+            {"memory": "full"},
+            {"where": [1], "values": {"type": "bank", "table": "shared"}},
+        ],
+    )
+    assert model.model.embedding.weight.std().item() == pytest.approx(0.8, rel=0.02)
+    assert model.lm_head.weight.std().item() == pytest.approx(0.001, rel=0.02)
+    bound = (3 / 96) ** 0.5
+    for block in model.model.layers:
+        assert 0.95 * bound < block.attention.address.key.weight.abs().max() <= bound
+        assert 0.38 * bound < block.mlp.up.weight.abs().max() <= 0.4 * bound
+        assert not block.attention.output.weight.any()
+        assert not block.mlp.down.weight.any()
+    assert model.model.stem.mix == 0
+    assert model.model.stem.gate.weight.abs().max() <= 24**-0.5
+    block = model.model.layers[1]
+    inputs = block.attention_norm(model.model.stem.alone(model.model.embedding.weight))
+    solution = torch.linalg.lstsq(inputs, model.model.shared_table).solution
+    assert torch.allclose(inputs @ solution, model.model.shared_table, atol=1e-4)
+    assert 0.95 * bound < solution.abs().max() <= bound * 1.001
+
+
+def test_start_values_of_mixtures():
+    bank = {"type": "mixed", "other": {"type": "bank", "scale": "fixed"}}
+    model = small(plan=[{"values": bank}, {"where": [1], "values": "gated_additive"}])
+    mixed, additive = (block.attention.values for block in model.model.layers)
+    assert (mixed.contextual_weight.item(), mixed.other_weight.item()) == (1.0, 0.0)
+    block = model.model.layers[0]
+    inputs = block.attention_norm(model.model.stem.alone(model.model.embedding.weight))
+    assert torch.allclose(mixed.contextual.projection(inputs), mixed.other.table, atol=1e-6)
+    bound = (3 / 96) ** 0.5
+    assert 0.95 * bound < additive.table.abs().max() <= bound
+    assert 0 <= additive.gate.weight.min() < additive.gate.weight.max() <= 0.02
+
+
+def test_rwkv7_start_values():
+    """The formulas of the baseline, written out channel by channel, in layers 0, 1 and 2 of 3."""
+    model = small(num_hidden_layers=3, plan=[{"memory": "rwkv7"}])
+    width, heads = 96, 3
+    for layer, block in enumerate(model.model.layers):
+        mix, ratio, depth = block.attention, 1 - layer / 3, layer / 2
+        for i in (0, 1, 31, 32, 50, 95):
+            lin = i / (width - 1) - 0.5
+            z = -1 + 2 * (i % (width // heads)) / (width // heads - 1)
+            zigzag = z * abs(z)
+            decay = -5.5 + 6 * (i / (width - 1)) ** (1 + depth**0.3) + 2.5 * zigzag
+            assert mix.decay.base[i].item() == pytest.approx(decay, abs=1e-5)
+            assert mix.rate.base[i].item() == pytest.approx(
+                -0.19 + 0.3 * zigzag + 0.4 * lin, abs=1e-6
+            )
+            assert mix.values.residual.base[i].item() == pytest.approx(0.73 - 0.4 * lin, abs=1e-6)
+            assert mix.removal[i].item() == pytest.approx(0.71 - 0.1 * lin, abs=1e-6)
+            for name, power in (("receptance", 0.2), ("decay", 0.9), ("value", 0.7)):
+                start = 1 - (i / width) ** (power * ratio)
+                assert mix.shifts[name][i].item() == pytest.approx(start, abs=1e-6)
+        assert torch.allclose(mix.replacement, torch.full((width,), 1.02))
+        assert torch.allclose(mix.bonus, torch.full((heads, width // heads), -0.04))
+        assert torch.allclose(mix.norm.weight, torch.full((width,), ((1 + layer) / 3) ** 0.7))
+        square = mix.receptance.weight @ mix.receptance.weight.T
+        assert torch.allclose(square, torch.eye(width), atol=1e-5)
+        square = mix.key.weight @ mix.key.weight.T
+        assert torch.allclose(square, 0.01 * torch.eye(width), atol=1e-5)
+        square = mix.values.projection.weight @ mix.values.projection.weight.T
+        assert torch.allclose(square, torch.eye(width), atol=1e-5)
+        assert not mix.output.weight.any()
+        for part in (mix.decay, mix.rate, mix.gate, mix.values.residual):
+            assert not part.down.weight.any()
+            assert torch.allclose(
+                part.up.weight.T @ part.up.weight, 0.01 * torch.eye(32), atol=1e-5
+            )
 
 
 def test_hybrids_refer_back_to_the_first_layer_of_their_kind():

@@ -1,0 +1,125 @@
+"""OVQ as a memory: the current chunk exactly, and a dictionary of means for everything older."""
+
+import dataclasses
+import math
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor, nn
+from transformers import initialization as init
+
+from meanbank.core.conventions import Conventions
+from meanbank.core.flops import Flops
+from meanbank.core.geometry import Geometry
+from meanbank.core.state import State
+from meanbank.memory.base import Memory, MemoryConfig
+from meanbank.memory.budgets import Budget, Saturating
+from meanbank.ops.kvm.memory import accumulator_dtype
+from meanbank.ops.ovq import OVQMemory, ovq_attention
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class OVQ(MemoryConfig, tag="ovq"):
+    """Online vector quantisation (arXiv 2602.03922), as the KVM paper compares it.
+
+    Queries and keys are divided by their norms, so its layers have neither rotary positions nor a
+    norm a head unless their address says so.
+
+    budget: rows of the dictionary against tokens seen; chunk_size: tokens seen exactly, and taken
+        into the dictionary at a time.
+    """
+
+    budget: Budget = Saturating()
+    chunk_size: int = 256
+
+    def __post_init__(self) -> None:
+        if self.chunk_size < 1:
+            raise ValueError(f"chunk_size must be positive, got {self.chunk_size}")
+
+    def conventions(self, backbone: Conventions) -> Conventions:
+        return dataclasses.replace(backbone, rotary_fraction=0.0, qk_norm="none")
+
+    def build(self, geometry: Geometry) -> "OVQAttention":
+        return OVQAttention(self, geometry)
+
+
+@dataclasses.dataclass(frozen=True)
+class OVQState(State):
+    """The operator's memory without pending values, which `values` stores as their source does."""
+
+    memory: OVQMemory
+    values: Tensor
+
+
+class OVQAttention(Memory):
+    """Parameter: one temperature a query head."""
+
+    def __init__(self, config: OVQ, geometry: Geometry) -> None:
+        super().__init__(geometry)
+        self.config = config
+        self.temperature = nn.Parameter(torch.ones(geometry.num_heads))
+
+    def initialize(self) -> None:
+        init.ones_(self.temperature)
+
+    def forward(self, query, key, values, gate_input, state, layout):
+        memory, carried = None, 0
+        if state is not None:
+            carried = state.memory.pending_length
+            values = values.after(state.values)
+        pending, value = values.dense().to(query.dtype).tensor_split([carried], dim=2)
+        if state is not None:
+            memory = dataclasses.replace(state.memory, pending_value=pending)
+        attended = ovq_attention(
+            query,
+            key,
+            value,
+            self.temperature,
+            chunk_size=self.config.chunk_size,
+            budget=self.config.budget,
+            memory=memory,
+            return_memory=True,
+        )
+        assert isinstance(attended, tuple)
+        output, memory = attended
+        at_hand = carried + layout.length
+        kept = torch.arange(at_hand - memory.pending_length, at_hand, device=query.device)
+        memory = dataclasses.replace(memory, pending_value=None)
+        return output, OVQState(memory, values.stored(kept))
+
+    def dictionary_rows(self, tokens: int) -> int:
+        """Rows of the dictionary within the first `tokens` tokens."""
+        swallowed = (tokens - 1) // self.config.chunk_size * self.config.chunk_size
+        if swallowed <= 0:
+            return 0
+        return max(1, min(math.floor(self.config.budget(swallowed)), swallowed))
+
+    def rows_max(self, tokens: int) -> int:
+        return self.dictionary_rows(tokens) + min(tokens, self.config.chunk_size)
+
+    def schedule(self, tokens: int) -> Iterator[tuple[int, int, int]]:
+        """Tokens seen, rows before and rows after, for each update within the first tokens."""
+        chunk, rows = self.config.chunk_size, 0
+        for seen in range(chunk, tokens, chunk):
+            wanted, before = math.floor(self.config.budget(seen)), max(rows, 1)
+            # the first token opens the first row, so the first update has one token less to place
+            rows = before + min(max(wanted - before, 0), chunk if rows else chunk - 1)
+            yield seen, before, rows
+
+    def flops(self, tokens: int) -> Flops:
+        """Reads of [dictionary; chunk], and similarities of a chunk's keys with earlier rows."""
+        chunk, pairs, similarities = self.config.chunk_size, 0, 0
+        for start in range(0, tokens, chunk):
+            count = min(chunk, tokens - start)
+            pairs += count * (count + 1) // 2
+        for seen, before, rows in self.schedule(tokens):
+            pairs += rows * min(chunk, tokens - seen)
+            similarities += before * (chunk if seen > chunk else chunk - 1)
+        return self.read_flops(pairs) + self.similarity_flops(similarities)
+
+    def nbytes_max(self, tokens: int, batch: int, dtype: torch.dtype, value_nbytes: int) -> int:
+        heads, precise = self.geometry.num_kv_heads, accumulator_dtype(dtype).itemsize
+        row = heads * (self.geometry.key_dim + self.geometry.value_dim + 1) * precise
+        exact = self.key_nbytes(dtype) + value_nbytes
+        pending = min(tokens, self.config.chunk_size)
+        return batch * (self.dictionary_rows(tokens) * row + pending * exact)

@@ -1,0 +1,114 @@
+"""The nanochat-style backbone of the BoV paper (arXiv 2606.02780, section 4).
+
+`x0 = smear(RMSNorm(embedding))`; a block adds `attention(RMSNorm(x))`, then `MLP(RMSNorm(x))`;
+norms have no weights. Queries and keys are rotated whole, in half-split pairs, then normalised a
+head and multiplied by 1.2 each. Logits are `15 tanh(z / 15)`.
+"""
+
+import dataclasses
+import functools
+
+import torch
+from torch import Tensor, nn
+from transformers import initialization as init
+
+from meanbank.core.conventions import Conventions
+from meanbank.core.flops import Flops, linear_flops
+from meanbank.core.geometry import Geometry
+from meanbank.core.state import State
+from meanbank.model.backbone import Backbone, StartValues, Stem
+from meanbank.model.gptalpha2 import default_linear
+from meanbank.model.layers import Address
+from meanbank.model.plan import AddressPlan
+from meanbank.ops.rotary import apply_rotary, rotary_angles
+
+SMEAR_CHANNELS = 24  # of an embedding, which the smear's gate reads
+HEAD_GAIN = 1.2
+
+rms_norm = functools.partial(
+    nn.RMSNorm, eps=torch.finfo(torch.float32).eps, elementwise_affine=False
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class SmearState(State):
+    """last (B, 1, hidden_size): the last token's normalised embedding, before its own smear."""
+
+    last: Tensor
+
+
+class SmearStem(Stem):
+    """`x_t + mix * sigmoid(w x_t[:24]) * x_{t-1}` of normalised embeddings; mix starts at 0."""
+
+    carries = True
+
+    def __init__(self, hidden_size: int) -> None:
+        super().__init__(hidden_size)
+        self.norm = rms_norm(hidden_size)
+        self.gate = nn.Linear(min(SMEAR_CHANNELS, hidden_size), 1, bias=False)
+        self.mix = nn.Parameter(torch.zeros(()))
+
+    def forward(self, embedded: Tensor, state: SmearState | None) -> tuple[Tensor, SmearState]:
+        x = self.norm(embedded)
+        last = torch.zeros_like(x[:, :1]) if state is None else state.last.to(x.dtype)
+        before = torch.cat([last, x[:, :-1]], dim=1)
+        gate = self.mix * torch.sigmoid(self.gate(x[..., : self.gate.in_features]))
+        return x + gate * before, SmearState(x[:, -1:].clone())
+
+    def alone(self, embedded: Tensor) -> Tensor:
+        return self.norm(embedded)
+
+    def initialize(self) -> None:
+        default_linear(self.gate.weight)
+        init.zeros_(self.mix)
+
+    def flops(self, tokens: int) -> Flops:
+        return linear_flops(self.gate, tokens)
+
+    def state_nbytes(self, batch: int, dtype: torch.dtype) -> int:
+        return batch * self.hidden_size * dtype.itemsize
+
+
+class NanochatAddress(Address):
+    """Heads are rotated in half-split pairs, then normalised and sharpened."""
+
+    def __init__(self, plan: AddressPlan, geometry: Geometry) -> None:
+        super().__init__(plan, geometry)
+        self.norm = rms_norm(geometry.key_dim)
+
+    def place(self, query: Tensor, key: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
+        angles = rotary_angles(positions, self.geometry.rotary_dim, self.rope_theta, "half_split")
+        query, key = (apply_rotary(x, angles, "half_split") for x in (query, key))
+        if not self.normalized:
+            return query, key
+        return self.norm(query) * HEAD_GAIN, self.norm(key) * HEAD_GAIN
+
+
+def _uniform(weight: Tensor, factor: float = 1.0) -> None:
+    """U(+-sqrt 3 / sqrt(d_in)), of standard deviation 1 / sqrt(d_in), times a factor."""
+    bound = factor * (3 / weight.shape[1]) ** 0.5
+    init.uniform_(weight, -bound, bound)
+
+
+NANOCHAT = Backbone(
+    conventions=Conventions(
+        rotary_fraction=1.0,
+        rope_theta=1e5,
+        qk_norm="per_head",
+        token_shift="none",
+        value_residual="none",
+    ),
+    residual_scale=lambda layers: 1.0,
+    mlp_token_shift=False,
+    logit_softcap=15.0,
+    norm=rms_norm,
+    address=NanochatAddress,
+    stem=SmearStem,
+    start_values=StartValues(
+        embedding=lambda weight: init.normal_(weight, std=0.8),
+        matrix=_uniform,
+        mlp_up=functools.partial(_uniform, factor=0.4),
+        output=init.zeros_,
+        head=lambda weight: init.normal_(weight, std=0.001),
+    ),
+)

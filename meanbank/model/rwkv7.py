@@ -1,0 +1,208 @@
+"""The RWKV-7 time mix (arXiv 2503.14456), a mixer with a matrix a head for its memory."""
+
+import dataclasses
+import math
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from transformers import initialization as init
+
+from meanbank.core.context import Context
+from meanbank.core.flops import Flops, linear_flops, products
+from meanbank.core.geometry import Geometry, merge_heads, split_heads
+from meanbank.core.state import State
+from meanbank.model.backbone import Backbone
+from meanbank.model.mixer import Mixer
+from meanbank.model.plan import LayerPlan
+from meanbank.ops.kvm.memory import accumulator_dtype
+from meanbank.ops.rwkv7 import rwkv7_recurrence
+from meanbank.ops.token_shift import token_shift
+from meanbank.values import Place
+
+# Each input is the layer's, shifted towards the previous token by a mix of its own; the number is
+# the power that shapes the mix's start: 1 - (channel / width) ** (power * ratio).
+INPUTS = {"receptance": 0.2, "decay": 0.9, "key": 0.7, "value": 0.7, "rate": 0.9, "gate": 0.2}
+
+
+def rank(value: float) -> int:
+    """Rank of a low-rank map: the nearest multiple of 32, at least 32."""
+    return max(32, 32 * round(value / 32))
+
+
+@dataclasses.dataclass(frozen=True)
+class TimeMixState(State):
+    """What a time mix carries on.
+
+    last: (B, 1, hidden_size) the last token's input, which the next one is shifted towards.
+    start: (B, 1, hidden_size) the same of x0, where other layers read this one's values and its
+        input is not x0.
+    matrix: (B, H, Dv, Dk) the memory, in fp32 or better.
+    values: what the value source carries on.
+    """
+
+    last: Tensor
+    start: Tensor | None
+    matrix: Tensor
+    values: Any
+
+
+class LowRank(nn.Module):
+    """`base + W2 activation(W1 x)`; the base is left out where it is not wanted."""
+
+    def __init__(self, hidden_size: int, rank: int, width: int, based: bool = True) -> None:
+        super().__init__()
+        self.base = nn.Parameter(torch.empty(width)) if based else None
+        self.down = nn.Linear(hidden_size, rank, bias=False)
+        self.up = nn.Linear(rank, width, bias=False)
+
+    def initialize(self, base: Tensor | None) -> None:
+        if self.base is not None and base is not None:
+            init.copy_(self.base, base.to(self.base))
+        init.zeros_(self.down.weight)
+        init.orthogonal_(self.up.weight, gain=0.1)
+
+    def flops(self, tokens: int) -> Flops:
+        return linear_flops(self.down, tokens) + linear_flops(self.up, tokens)
+
+    def forward(self, x: Tensor, activation) -> Tensor:
+        mapped = self.up(activation(self.down(x)))
+        return mapped if self.base is None else self.base + mapped
+
+
+class TimeMix(Mixer):
+    """Receptance, decay, key, value, in-context rate and gate from shifted inputs; see the paper.
+
+    The first token's predecessor is zero.
+    """
+
+    def __init__(
+        self, plan: LayerPlan, geometry: Geometry, place: Place, backbone: Backbone
+    ) -> None:
+        super().__init__(plan, geometry, place, backbone)
+        hidden = geometry.hidden_size
+        inputs = [name for name in INPUTS if name != "value" or plan.values.reads_stream]
+        self.shifts = nn.ParameterDict({name: torch.empty(hidden) for name in inputs})
+        keys, width = geometry.key_width, geometry.value_width
+        self.receptance = nn.Linear(hidden, keys, bias=False)
+        self.key = nn.Linear(hidden, keys, bias=False)
+        self.values = plan.values.build(geometry, place)
+        self.decay = LowRank(hidden, rank(1.8 * hidden**0.5), keys)
+        self.rate = LowRank(hidden, rank(1.8 * hidden**0.5), keys)
+        self.gate = LowRank(hidden, rank(0.6 * hidden**0.8), width, based=False)
+        self.removal = nn.Parameter(torch.empty(keys))  # k_k of the paper
+        self.replacement = nn.Parameter(torch.empty(keys))  # k_a
+        self.bonus = nn.Parameter(torch.empty(geometry.num_heads, geometry.key_dim))  # r_k
+        self.norm = nn.GroupNorm(geometry.num_heads, width, eps=64e-5)
+        self.output = nn.Linear(width, hidden, bias=False)
+
+    def forward(
+        self, x: Tensor, start: Tensor | None, context: Context, state: TimeMixState | None
+    ) -> tuple[Tensor, TimeMixState]:
+        last = torch.zeros_like(x[:, :1]) if state is None else state.last
+        shifted = {name: token_shift(x, mix, last) for name, mix in self.shifts.items()}
+        receptance, key, removal, rate, log_decay = self._address(shifted)
+        value_input = shifted.get("value", x)
+        values, value_state = self.values(value_input, start, context, state and state.values)
+        value = values.dense()
+        output, matrix = rwkv7_recurrence(
+            receptance, log_decay, key, value, removal, rate, state and state.matrix
+        )
+        bonus = (receptance * key * self.bonus[:, None]).sum(dim=-1, keepdim=True)
+        output = self._normalized(merge_heads(output)) + merge_heads(bonus * value).to(x.dtype)
+        gate = self.gate(shifted["gate"], torch.sigmoid)
+        new_start = None
+        if self._keeps_start:
+            assert start is not None
+            new_start = start[:, -1:].clone()
+        new_state = TimeMixState(x[:, -1:].clone(), new_start, matrix, value_state)
+        return self.output(output * gate), new_state
+
+    @property
+    def _keeps_start(self) -> bool:
+        """Whether the next call has to shift x0, too."""
+        return self.place.publishes and self.place.layer > 0 and "value" in self.shifts
+
+    def _address(self, shifted: dict[str, Tensor]) -> tuple[Tensor, ...]:
+        """Receptance, key, removal key, rate and log decay, each (B, H, T, Dk)."""
+        heads = self.geometry.num_heads
+        key = self.key(shifted["key"])
+        rate = torch.sigmoid(self.rate(shifted["rate"], nn.Identity()))
+        removal = F.normalize(split_heads(key * self.removal, heads), dim=-1)
+        key = key * (1 + (rate - 1) * self.replacement)
+        decay = self.decay(shifted["decay"], torch.tanh)
+        decay = decay.to(accumulator_dtype(decay.dtype))
+        log_decay = -math.exp(-0.5) * torch.sigmoid(decay)
+        receptance = self.receptance(shifted["receptance"])
+        receptance, key, rate, log_decay = (
+            split_heads(part, heads) for part in (receptance, key, rate, log_decay)
+        )
+        return receptance, key, removal, rate, log_decay
+
+    def _normalized(self, x: Tensor) -> Tensor:
+        """Group norm of each token's heads (B, T, H * Dv)."""
+        return self.norm(x.flatten(0, 1)).view_as(x)
+
+    def publish(self, start: Tensor, context: Context, state: TimeMixState | None) -> Tensor:
+        if "value" not in self.shifts:
+            return self.values.publish(start, start, context)
+        last = torch.zeros_like(start[:, :1])
+        if state is not None:  # in layer 0 the input is x0
+            last = state.last if state.start is None else state.start
+        return self.values.publish(token_shift(start, self.shifts["value"], last), start, context)
+
+    def state_nbytes_max(self, tokens: int, batch: int, dtype: torch.dtype) -> int:
+        matrix = self.geometry.key_width * self.geometry.value_dim
+        tail = (1 + self._keeps_start) * self.geometry.hidden_size + self.values.tail_width
+        return batch * (matrix * accumulator_dtype(dtype).itemsize + tail * dtype.itemsize)
+
+    def flops_by_part(self, tokens: int) -> dict[str, Flops]:
+        """See `Mixer.flops_by_part`.
+
+        The recurrence is counted as written, a head and token at a time: `S kk`, the two outer
+        products that remove and write, and the read `S r` are 2 Dv Dk each, 8 Dv Dk in all; the
+        decay `S diag(w)` is elementwise. The chunked form does more.
+        """
+        cell = self.geometry.key_width * self.geometry.value_dim  # of all heads
+        maps = (self.decay, self.rate, self.gate)
+        linears = (self.receptance, self.key, self.output)
+        projections = sum((part.flops(tokens) for part in maps), Flops())
+        return {
+            "attention": products(4 * tokens * cell),
+            "projections": sum((linear_flops(x, tokens) for x in linears), projections),
+            "values": self.values.flops(tokens),
+        }
+
+    def initialize(self, ratio: float) -> None:
+        depth = self.place.layer / max(1, self.place.num_layers - 1)  # 0 to 1
+        keys = len(self.removal)
+        i = torch.arange(keys, dtype=torch.float64, device=self.removal.device) / max(1, keys - 1)
+        ramp = i - 0.5
+        inside = torch.linspace(-1, 1, self.geometry.key_dim, dtype=torch.float64)
+        zigzag = (inside * inside.abs()).repeat(self.geometry.num_heads).to(i)
+        hidden = torch.arange(self.geometry.hidden_size, dtype=torch.float64, device=i.device)
+        for name, mix in self.shifts.items():
+            power = INPUTS[name] * ratio
+            init.copy_(mix, (1 - (hidden / len(hidden)) ** power).to(mix))
+        self.decay.initialize(-5.5 + 6 * i ** (1 + depth**0.3) + 2.5 * zigzag)
+        self.rate.initialize(-0.19 + 0.3 * zigzag + 0.4 * ramp)
+        self.gate.initialize(None)
+        self.values.initialize(ratio)
+        init.copy_(self.removal, (0.71 - 0.1 * ramp).to(self.removal))
+        init.constant_(self.replacement, 1.02)
+        init.constant_(self.bonus, -0.04)
+        init.orthogonal_(self.receptance.weight)
+        init.orthogonal_(self.key.weight, gain=0.1)
+        self._initialize_value_projection()
+        share = (1 + self.place.layer) / self.place.num_layers
+        init.constant_(self.norm.weight, share**0.7)
+
+    def _initialize_value_projection(self) -> None:
+        for name, module in self.values.named_modules():
+            if name.rpartition(".")[2] == "projection":
+                init.orthogonal_(module.weight)  # pyright: ignore[reportArgumentType]
+
+    @property
+    def output_projection(self) -> nn.Linear:
+        return self.output
