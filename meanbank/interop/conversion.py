@@ -1,0 +1,161 @@
+"""A checkpoint on its way into ours: every tensor accounted for, the folder whole or not there."""
+
+import dataclasses
+import json
+import shutil
+import tempfile
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from meanbank.model import MeanbankConfig, MeanbankForCausalLM
+
+WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
+
+
+@dataclasses.dataclass(frozen=True)
+class Conversion:
+    """A configuration and weights in our terms.
+
+    names: their name of each of our parameters.
+    dropped: names of their tensors that have no part in the model's output, and why.
+    """
+
+    config: MeanbankConfig
+    tensors: dict[str, Tensor]
+    names: dict[str, str]
+    dropped: dict[str, str]
+
+    def model(self) -> MeanbankForCausalLM:
+        """The model, in the dtype of its weights."""
+        model = MeanbankForCausalLM(self.config)
+        model.to(next(iter(self.tensors.values())).dtype)  # pyright: ignore[reportArgumentType]
+        model.load_state_dict(self.tensors)
+        return model.eval()
+
+    def save(self, folder: str | Path) -> None:
+        """Write what `from_pretrained` reads; ValueError where something stands in the way."""
+        dtypes = {tensor.dtype for tensor in self.tensors.values()}
+        if len(dtypes) > 1:  # a model has one dtype: the widest loses nothing
+            widest = torch.float32
+            tensors = {name: tensor.to(widest) for name, tensor in self.tensors.items()}
+        else:
+            (widest,), tensors = dtypes, self.tensors
+        self.config.dtype = widest
+        self.config.architectures = [MeanbankForCausalLM.__name__]
+
+        def write(aside: Path) -> None:
+            self.config.save_pretrained(aside)
+            save_tensors(tensors, aside / WEIGHTS)
+
+        write_folder(Path(folder), write)
+
+
+def empty_model(config: MeanbankConfig) -> dict[str, torch.Size]:
+    """Names and shapes of a model's parameters, without memory for them."""
+    with torch.device("meta"):
+        model = MeanbankForCausalLM(config)
+    return {name: parameter.shape for name, parameter in model.named_parameters()}
+
+
+def convert(
+    config: MeanbankConfig,
+    given: Mapping[str, Tensor],
+    their_name: Callable[[str], str],
+    dead: Mapping[str, str],
+    cut: Callable[[str, Tensor], Tensor] = lambda name, tensor: tensor,
+) -> Conversion:
+    """Our model from their tensors.
+
+    given: theirs, by their name; their_name: of one of our parameters; dead: theirs that no output
+    depends on, with the reason; cut: takes off padding, by our name. Raises ValueError that names
+    every tensor that is missing, unknown or of another shape.
+    """
+    shapes = empty_model(config)
+    names = {name: their_name(name) for name in shapes}
+    missing = sorted(theirs for theirs in names.values() if theirs not in given)
+    unknown = sorted(set(given) - set(names.values()) - set(dead))
+    for kind, found in (("lacks", missing), ("holds, unknown to its configuration,", unknown)):
+        if found:
+            raise ValueError(f"the checkpoint {kind} {', '.join(found)}")
+    tensors = {}
+    for name, shape in shapes.items():
+        tensor = cut(name, given[names[name]])
+        if not tensor.is_floating_point() or tensor.squeeze().shape != _squeezed(shape):
+            raise ValueError(
+                f"{names[name]} must hold floating-point numbers of shape {list(shape)}, got "
+                f"{tensor.dtype} of shape {list(tensor.shape)}"
+            )
+        tensors[name] = tensor.reshape(shape).contiguous()
+    dropped = {name: reason for name, reason in dead.items() if name in given}
+    return Conversion(config, tensors, names, dropped)
+
+
+def _squeezed(shape: torch.Size) -> torch.Size:
+    """Without dimensions of one, which they put before vectors and numbers."""
+    return torch.Size(size for size in shape if size != 1)
+
+
+def read_object(path: Path) -> dict[str, Any]:
+    """A JSON object from a file; ValueError when it is none."""
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ValueError(f"cannot read {path}: {error.strerror}") from None
+    except ValueError:
+        raise ValueError(f"{path} is not valid JSON") from None
+    if not isinstance(value, dict):
+        raise ValueError(f"{path} must hold a JSON object")
+    return value
+
+
+def read_safetensors(folder: Path) -> dict[str, Tensor]:
+    """All tensors of a Hugging Face folder, whole or in shards; never a pickle."""
+    if (folder / WEIGHTS).is_file():
+        files = [folder / WEIGHTS]
+    elif (folder / INDEX).is_file():
+        listed = read_object(folder / INDEX).get("weight_map")
+        if not isinstance(listed, dict) or any(Path(str(n)).name != n for n in listed.values()):
+            raise ValueError(f"{folder / INDEX} lists no files of that folder")
+        files = [folder / name for name in sorted(set(listed.values()))]
+    else:
+        raise ValueError(f"{folder} holds no {WEIGHTS} and no {INDEX}; other formats are not read")
+    tensors: dict[str, Tensor] = {}
+    for file in files:
+        try:
+            with safe_open(file, "pt") as opened:
+                names = list(opened.keys())
+                tensors.update((name, opened.get_tensor(name)) for name in names)
+        except (OSError, SafetensorError) as error:
+            raise ValueError(f"cannot read {file}: {error}") from None
+    return tensors
+
+
+def save_tensors(tensors: Mapping[str, Tensor], path: Path) -> None:
+    save_file({n: t.contiguous() for n, t in tensors.items()}, path, metadata={"format": "pt"})
+
+
+def check_free(folder: Path) -> None:
+    """Raise ValueError where something stands in the way of a new folder."""
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise ValueError(f"{folder} exists already; give the name of a new folder")
+
+
+def write_folder(folder: Path, write: Callable[[Path], None]) -> None:
+    """Let `write` fill a folder aside, then put it in its place: whole or not there."""
+    check_free(folder)
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    aside = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
+    try:
+        write(aside)
+        aside.chmod(0o755)
+        if folder.exists():
+            folder.rmdir()
+        aside.replace(folder)
+    finally:
+        shutil.rmtree(aside, ignore_errors=True)
