@@ -1,11 +1,12 @@
 """Training: configurations, recipes, the loop, run folders."""
 
 from meanbank.training.config import RunConfig, TrainingConfig, load_config
-from meanbank.training.recipes import KVMRecipe, PlainRecipe, Recipe
+from meanbank.training.recipes import BoVRecipe, KVMRecipe, PlainRecipe, Recipe
 from meanbank.training.run import LoadedRun, load_run
 from meanbank.training.trainer import Interrupted, NonFiniteError, train
 
 __all__ = [
+    "BoVRecipe",
     "Interrupted",
     "KVMRecipe",
     "LoadedRun",

@@ -17,6 +17,7 @@ from torch import Tensor
 from meanbank.core.errors import one_line
 from meanbank.core.files import read_json, write_json
 from meanbank.model import MeanbankForCausalLM
+from meanbank.training.recipes import Optimizers
 
 FOLDER = "checkpoints"
 OPTIMIZER, TRAINER, TOKENIZER = "optimizer.safetensors", "trainer.json", "tokenizer.json"
@@ -32,7 +33,7 @@ def save_checkpoint(
     run: Path,
     step: int,
     model: MeanbankForCausalLM,
-    optimizer: torch.optim.Optimizer,
+    optimizer: Optimizers,
     tokenizer: Tokenizer | None,
     *,
     tokens: int,
@@ -64,7 +65,7 @@ def save_checkpoint(
 
 
 def load_checkpoint(
-    path: Path, model: MeanbankForCausalLM, optimizer: torch.optim.Optimizer
+    path: Path, model: MeanbankForCausalLM, optimizer: Optimizers
 ) -> dict[str, Any]:
     """Put weights, moments and random state back; returns what `TRAINER` holds."""
     with damage_told(path):
@@ -74,7 +75,7 @@ def load_checkpoint(
     return read_json(path / TRAINER)
 
 
-def _restore_optimizer(optimizer: torch.optim.Optimizer, tensors: dict[str, Tensor]) -> None:
+def _restore_optimizer(optimizer: Optimizers, tensors: dict[str, Tensor]) -> None:
     torch.set_rng_state(tensors.pop("rng.cpu"))
     if "rng.cuda" in tensors:
         torch.cuda.set_rng_state(tensors.pop("rng.cuda"))
@@ -95,7 +96,7 @@ def damage_told(path: Path) -> Iterator[None]:
         raise ValueError(f"the checkpoint {path} is damaged: {one_line(error)}") from error
 
 
-def _optimizer_tensors(optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
+def _optimizer_tensors(optimizer: Optimizers) -> dict[str, Tensor]:
     tensors = {
         f"state.{index}.{key}": value.contiguous()
         for index, entries in optimizer.state_dict()["state"].items()

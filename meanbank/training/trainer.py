@@ -20,7 +20,7 @@ from meanbank.model import MeanbankForCausalLM
 from meanbank.training.checkpoint import checkpoints, load_checkpoint, save_checkpoint
 from meanbank.training.config import RunConfig
 from meanbank.training.metrics import Metrics
-from meanbank.training.recipes import schedule
+from meanbank.training.recipes import Optimizers
 from meanbank.training.run import (
     METRICS,
     TrainingData,
@@ -64,6 +64,9 @@ def train(config: RunConfig, out: str | Path, *, resume: bool = False, force: bo
         check_same_data(out, data)
     torch.manual_seed(config.training.seed)
     model = MeanbankForCausalLM(config.model_config(data.vocab_size, data.end_of_text_id))
+    if data.corpus is not None:  # padding of the vocabulary stands for no text
+        padding = range(data.corpus.vocab_size, data.vocab_size)
+        model.generation_config.suppress_tokens = list(padding) or None
     model.to(device)  # pyright: ignore[reportArgumentType]
     model.train()
     if not resume:  # last: wrong input must leave what is there alone
@@ -95,8 +98,7 @@ class Trainer:
             try:
                 for step in range(first, settings.steps):
                     began = time.monotonic()
-                    factor = schedule(step, settings.steps, settings.warmup_steps or 0)
-                    recipe.set_progress(optimizer, factor)
+                    recipe.set_step(optimizer, step, settings.steps, settings.warmup_steps)
                     batch = self.data.batches.batch(step).to(self.model.device)
                     loss, norm = self._update(optimizer, batch, recipe.clip, step)
                     self.tokens += batch.input_ids.numel()
@@ -116,7 +118,7 @@ class Trainer:
                 metrics.close()
 
     def _update(
-        self, optimizer: torch.optim.Optimizer, batch: Batch, clip: float | None, step: int
+        self, optimizer: Optimizers, batch: Batch, clip: float | None, step: int
     ) -> tuple[float, float]:
         optimizer.zero_grad(set_to_none=True)
         loss = language_loss(self.model, batch.input_ids, batch.labels)
@@ -137,7 +139,7 @@ class Trainer:
         return loss.item(), norm.item()
 
     def _after(
-        self, step: int, optimizer: torch.optim.Optimizer, metrics: Metrics, stopped: int | None
+        self, step: int, optimizer: Optimizers, metrics: Metrics, stopped: int | None
     ) -> None:
         """Evaluate and save where it is due; stop where it was asked for."""
         settings = self.config.training
@@ -173,7 +175,7 @@ class Trainer:
         if stopped is not None and not last:
             raise Interrupted(stopped, step)
 
-    def _resume(self, optimizer: torch.optim.Optimizer) -> int:
+    def _resume(self, optimizer: Optimizers) -> int:
         """Load the last checkpoint, if there is one; returns the steps done."""
         found = checkpoints(self.out)
         if not found:

@@ -49,9 +49,15 @@ def figures(run):
     return [{k: v for k, v in line.items() if k not in timed} for line in lines]
 
 
-@pytest.mark.parametrize("stopped_after", [2, 3])  # 3 is evaluated, too
-def test_resuming_is_bit_exact(config_file, tmp_path, stopped_after, monkeypatch):
-    config = load_config(config_file)
+BOV = ["training.recipe=bov"]  # two optimizers
+
+
+@pytest.mark.parametrize(
+    ("stopped_after", "overrides"),
+    [(2, []), (3, []), (2, BOV), (3, [*BOV, "model.backbone=nanochat"])],  # 3 is evaluated, too
+)
+def test_resuming_is_bit_exact(config_file, tmp_path, stopped_after, overrides, monkeypatch):
+    config = load_config(config_file, overrides)
     whole = train(config, tmp_path / "whole")
     run = tmp_path / "parts"
     after = trainer_module.Trainer._after
@@ -234,8 +240,15 @@ def test_signals_save_and_stop(config_file, tmp_path):
         assert step > seen
 
 
-def test_training_learns(config_file, tmp_path):
-    overrides = ["training.steps=60", "training.recipe={type: plain, learning_rate: 1e-2}"]
-    run = train(load_config(config_file, overrides), tmp_path / "run")
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ["training.recipe={type: plain, learning_rate: 1e-2}"],
+        ["training.recipe=bov", "model.backbone=nanochat"],
+    ],
+)
+def test_training_learns(config_file, tmp_path, overrides):
+    config = load_config(config_file, ["training.steps=60", *overrides])
+    run = train(config, tmp_path / "run")
     found = losses(run)
     assert sum(found[-5:]) / 5 < 0.75 * sum(found[:5]) / 5
