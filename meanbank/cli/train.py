@@ -1,5 +1,6 @@
 """`meanbank train`."""
 
+import os
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -32,6 +33,7 @@ def train(
     from meanbank.training import Interrupted, load_config
     from meanbank.training import train as train_run
 
+    _check_single_process()
     settings = load_config(config, [override for group in set for override in group])
     folder = out or Path("runs") / Path(config).stem
     if resume and force:
@@ -43,6 +45,16 @@ def train(
         return 128 + stop.number
     print(f"run: {folder} ({last_figures(folder)})")
     return 0
+
+
+def _check_single_process() -> None:
+    """Raise ValueError under a launcher such as torchrun: each process would train on its own."""
+    processes = os.environ.get("WORLD_SIZE", "")
+    if processes.isdigit() and int(processes) > 1:
+        raise ValueError(
+            f"training on several processes is not supported yet (WORLD_SIZE is {processes}): "
+            "start one process, without torchrun or with --nproc-per-node 1"
+        )
 
 
 def last_figures(run: Path) -> str:

@@ -4,7 +4,9 @@ from dataclasses import dataclass
 
 from meanbank.data.recall import RecallConfig
 from meanbank.data.sources import RECALL, check_spec
-from meanbank.data.tokenizer import SMALLEST_VOCABULARY
+from meanbank.data.tokenizer import HUB, SMALLEST_VOCABULARY
+
+TRAINED_VOCABULARY = 4096
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -12,8 +14,12 @@ class DataConfig:
     """Data of one run.
 
     `source`: see `open_source`, or `recall` for associative recall.
-    `tokenizer`: a `tokenizer.json` or a folder with one; None trains a byte-level BPE of
-    `vocab_size` on the training split.
+    `tokenizer`: a `tokenizer.json`, a folder with one, or `hf:NAME` of the Hugging Face hub; None
+    trains a byte-level BPE of `vocab_size` on the training split.
+    `vocab_size`: tokens of the BPE that is trained (4096 unless given), or what the named
+    tokenizer must have (None: whatever it has).
+    `pad_vocab_to`: the model's vocabulary is rounded up to a multiple of it; no token has the ids
+    that are added.
     `held_out_fraction`: the expected share of the documents held out, chosen by `split_seed`.
     `sequence_length`: tokens a row; `batch_size`: rows a batch.
     `recall`: settings of the source `recall`, whose lengths come from its curriculum; filled
@@ -24,7 +30,8 @@ class DataConfig:
 
     source: str = "stdlib"
     tokenizer: str | None = None
-    vocab_size: int = 4096
+    vocab_size: int | None = None
+    pad_vocab_to: int = 1
     held_out_fraction: float = 0.1
     split_seed: int = 0
     sequence_length: int = 512
@@ -33,17 +40,22 @@ class DataConfig:
 
     def __post_init__(self) -> None:
         check_spec(self.source)
-        if self.vocab_size < SMALLEST_VOCABULARY:
-            raise ValueError(
-                f"data.vocab_size must be at least {SMALLEST_VOCABULARY}, got {self.vocab_size}"
-            )
+        smallest = 1
+        if self.tokenizer is None:
+            smallest = SMALLEST_VOCABULARY
+            if self.vocab_size is None:
+                object.__setattr__(self, "vocab_size", TRAINED_VOCABULARY)
+        elif self.tokenizer == HUB:
+            raise ValueError("data.tokenizer: give a name after hf:, for example hf:gpt2")
+        if self.vocab_size is not None and self.vocab_size < smallest:
+            raise ValueError(f"data.vocab_size must be at least {smallest}, got {self.vocab_size}")
         if not 0 < self.held_out_fraction < 1:
             raise ValueError(
                 f"data.held_out_fraction must lie between 0 and 1, got {self.held_out_fraction}"
             )
         if self.split_seed < 0:
             raise ValueError(f"data.split_seed must not be negative, got {self.split_seed}")
-        for name in ("sequence_length", "batch_size"):
+        for name in ("sequence_length", "batch_size", "pad_vocab_to"):
             if getattr(self, name) < 1:
                 raise ValueError(f"data.{name} must be at least 1, got {getattr(self, name)}")
         if self.source == RECALL and self.recall is None:
@@ -52,3 +64,15 @@ class DataConfig:
             raise ValueError(
                 f"data.recall is for the source 'recall' only, the source is {self.source!r}"
             )
+
+    def padded(self, vocab_size: int) -> int:
+        """A vocabulary rounded up to a multiple of `pad_vocab_to`."""
+        return -(-vocab_size // self.pad_vocab_to) * self.pad_vocab_to
+
+    def model_vocab_size(self) -> int | None:
+        """The model's vocabulary, padded; None where only the named tokenizer tells.
+
+        A BPE trained on very little text may turn out smaller, and the model with it.
+        """
+        tokens = self.vocab_size if self.recall is None else self.recall.vocab_size
+        return None if tokens is None else self.padded(tokens)

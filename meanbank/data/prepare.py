@@ -22,7 +22,7 @@ from meanbank.data.tokenizer import (
     end_of_text_id,
     load_tokenizer,
     token_bytes,
-    tokenizer_file,
+    tokenizer_digest,
     train_tokenizer,
 )
 
@@ -81,14 +81,16 @@ def prepare_corpus(config: DataConfig) -> Corpus:
     on 8 MB of whole documents of the training split, chosen by hash as well.
 
     Raises ValueError for an unknown, unreadable or empty source, for fewer than two documents, and
-    for a tokenizer that is missing or not a byte-level BPE; ImportError for a missing extra.
+    for a tokenizer that is missing, not a byte-level BPE or not of `vocab_size`; ImportError for a
+    missing extra.
     """
     if config.source == RECALL:
         raise ValueError("the source 'recall' has no corpus to prepare: use RecallBatches")
+    named = _named_tokenizer(config)  # before a source is opened, which may be large
     source = open_source(config.source)
     fingerprint = _fingerprint(source, config)
     folder = cache_root() / "corpora" / fingerprint[:32]
-    build_once(folder, lambda aside: _build(aside, source, config))
+    build_once(folder, lambda aside: _build(aside, source, config, named))
     tokenizer = load_tokenizer(folder)
     built = json.loads((folder / "corpus.json").read_text(encoding="utf-8"))
     return Corpus(
@@ -130,7 +132,7 @@ def _fingerprint(source: Source, config: DataConfig) -> str:
     if config.tokenizer is None:
         tokenizer = f"bpe:{config.vocab_size}:{SAMPLE_BYTES}"
     else:
-        tokenizer = hashlib.sha256(tokenizer_file(config.tokenizer).read_bytes()).hexdigest()
+        tokenizer = tokenizer_digest(config.tokenizer)
     settings = {
         "format": _FORMAT,
         "source": source.fingerprint(),
@@ -149,11 +151,26 @@ def _describe(config: DataConfig) -> dict[str, Any]:
     }
 
 
-def _build(folder: Path, source: Source, config: DataConfig) -> None:
+def _named_tokenizer(config: DataConfig) -> Tokenizer | None:
+    """The tokenizer that the settings name, if they do; refuses an unsuitable one."""
+    if config.tokenizer is None:
+        return None
+    tokenizer = load_tokenizer(config.tokenizer)
+    tokens = len(token_bytes(tokenizer))
+    end_of_text_id(tokenizer)
+    if config.vocab_size not in (None, tokens):
+        raise ValueError(
+            f"data.vocab_size is {config.vocab_size}, but the tokenizer {config.tokenizer} has "
+            f"{tokens} tokens"
+        )
+    return tokenizer
+
+
+def _build(folder: Path, source: Source, config: DataConfig, named: Tokenizer | None) -> None:
     split, size = choose_split(
         source, seed=config.split_seed, held_out_fraction=config.held_out_fraction
     )
-    tokenizer = _tokenizer(source, split, config)
+    tokenizer = _trained_tokenizer(source, split, config) if named is None else named
     tokenizer.save(str(folder / "tokenizer.json"))
     packed = _pack(folder, source, split, tokenizer, size)
     built = {
@@ -165,16 +182,11 @@ def _build(folder: Path, source: Source, config: DataConfig) -> None:
     (folder / "corpus.json").write_text(json.dumps(built, indent=1), encoding="utf-8")
 
 
-def _tokenizer(source: Source, split: Split, config: DataConfig) -> Tokenizer:
-    if config.tokenizer is None:
-        with progress(f"training a tokenizer of {config.vocab_size} tokens", 1) as report:
-            tokenizer = train_tokenizer(_sample(source, split, SAMPLE_BYTES), config.vocab_size)
-            report(1)
-    else:
-        tokenizer = load_tokenizer(config.tokenizer)
-    # Both refuse an unsuitable tokenizer, better now than after the corpus is encoded.
-    token_bytes(tokenizer)
-    end_of_text_id(tokenizer)
+def _trained_tokenizer(source: Source, split: Split, config: DataConfig) -> Tokenizer:
+    assert config.vocab_size is not None  # the settings fill it in where no tokenizer is named
+    with progress(f"training a tokenizer of {config.vocab_size} tokens", 1) as report:
+        tokenizer = train_tokenizer(_sample(source, split, SAMPLE_BYTES), config.vocab_size)
+        report(1)
     return tokenizer
 
 

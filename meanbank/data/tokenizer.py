@@ -1,18 +1,23 @@
 """Byte-level BPE: training, loading, and how many bytes of text each token stands for."""
 
+import hashlib
 import json
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from huggingface_hub import try_to_load_from_cache
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+
+from meanbank.core.errors import one_line
 
 END_OF_TEXT = "<|endoftext|>"
 # One name for the same role in each family of published tokenizers.
 _END_OF_TEXT_NAMES = (END_OF_TEXT, "<|end_of_text|>", "</s>", "<eos>")
 SAMPLE_BYTES = 8_000_000
 SMALLEST_VOCABULARY = 257
+HUB = "hf:"
 
 
 def train_tokenizer(texts: Iterable[str], vocab_size: int) -> Tokenizer:
@@ -53,11 +58,14 @@ def tokenizer_file(path: str | Path) -> Path:
 
 
 def load_tokenizer(path: str | Path) -> Tokenizer:
-    """Loads a `tokenizer.json`, or the one in a folder.
+    """Loads a `tokenizer.json`, the one in a folder, or that of `hf:NAME` on the Hugging Face hub.
 
-    Truncation and padding stored in the file are switched off, and the literal text of a special
-    token is encoded as plain text. Raises ValueError when there is no readable tokenizer.
+    The hub's is downloaded once and then found in the hub's cache. Truncation and padding stored
+    in the file are switched off, and the literal text of a special token is encoded as plain text.
+    Raises ValueError when there is no readable tokenizer.
     """
+    if isinstance(path, str) and path.startswith(HUB):
+        return _plain(_hub_tokenizer(path.removeprefix(HUB)))
     file = tokenizer_file(path)
     try:
         tokenizer = Tokenizer.from_file(str(file))
@@ -65,6 +73,29 @@ def load_tokenizer(path: str | Path) -> Tokenizer:
     except Exception as error:
         raise ValueError(f"{file} is not a tokenizer.json: {error}") from error
     return _plain(tokenizer)
+
+
+def _hub_tokenizer(name: str) -> Tokenizer:
+    try:
+        cached = try_to_load_from_cache(name, "tokenizer.json")
+        if isinstance(cached, str):  # no network needed
+            return Tokenizer.from_file(cached)
+        return Tokenizer.from_pretrained(name)
+    # A name that is wrong or unknown, no network, a malformed file: all of unrelated classes.
+    except Exception as error:
+        raise ValueError(
+            f"cannot get the tokenizer {name!r} from the Hugging Face hub (the first time needs "
+            f"the network; a tokenizer.json of your own does not): {one_line(error)}"
+        ) from error
+
+
+def tokenizer_digest(path: str) -> str:
+    """Hexadecimal digest of the tokenizer that `path` names, as `load_tokenizer` takes it."""
+    if path.startswith(HUB):
+        content = load_tokenizer(path).to_str().encode("utf-8")
+    else:
+        content = tokenizer_file(path).read_bytes()
+    return hashlib.sha256(content).hexdigest()
 
 
 def _plain(tokenizer: Tokenizer) -> Tokenizer:

@@ -1,6 +1,7 @@
 """A run as data: model, data and training settings, from a YAML file and overrides."""
 
 import dataclasses
+import difflib
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Literal
@@ -19,9 +20,9 @@ class TrainingConfig:
     """How a model is trained.
 
     steps: optimizer steps; seed: of start values and data order.
-    recipe: optimizer, groups and schedule; "kvm" or "plain", or a mapping with their settings.
-    warmup_steps: the learning rate rises over these and falls linearly to 0 at the end; default a
-        tenth of the steps, at most 200.
+    recipe: optimizers, groups and schedules; "kvm", "bov" or "plain", or a mapping with settings.
+    warmup_steps: the learning rate rises over these; default the recipe's, a tenth of the steps and
+        at most 200 (bov: 40).
     evaluate_every: steps between held-out evaluations (0: never), on evaluation_tokens tokens.
     checkpoint_every: steps between checkpoints (0: at the end only); keep_last: how many stay.
     device: "auto" takes a GPU where there is one.
@@ -44,7 +45,8 @@ class TrainingConfig:
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
         if self.warmup_steps is None:
-            object.__setattr__(self, "warmup_steps", min(200, self.steps // 10))
+            warmup_steps = self.recipe.default_warmup_steps(self.steps)
+            object.__setattr__(self, "warmup_steps", warmup_steps)
         elif not 0 <= self.warmup_steps <= self.steps:
             raise ValueError(
                 f"warmup_steps must be between 0 and steps ({self.steps}), got "
@@ -56,6 +58,7 @@ class TrainingConfig:
 
 
 MODEL_SETTINGS = (
+    "backbone",
     "hidden_size",
     "num_hidden_layers",
     "num_attention_heads",
@@ -112,6 +115,9 @@ class RunConfig:
         return to_plain(self)
 
 
+NAMES_TOLD = 8
+
+
 def bundled_configs() -> Path:
     """Folder of the configurations that come with meanbank."""
     package = Path(__file__).resolve().parents[1]
@@ -120,15 +126,19 @@ def bundled_configs() -> Path:
 
 
 def find_config(name: str | Path) -> Path:
-    """A path to a YAML file, or the name of a bundled one such as `quick/kvm_sqrt`."""
+    """A path to a YAML file, or a bundled one's name: `quick/kvm_sqrt`, `paper/kvm-120m/kvm256`."""
     path, root = Path(name), bundled_configs()
     if path.is_file():
         return path
     bundled = root / path.with_suffix(".yaml")
     if not path.is_absolute() and bundled.is_file():
         return bundled
-    names = sorted(str(p.relative_to(root).with_suffix("")) for p in root.rglob("*.yaml"))
-    raise ValueError(f"there is no configuration {name}; bundled ones are {', '.join(names)}")
+    names = sorted(p.relative_to(root).with_suffix("").as_posix() for p in root.rglob("*.yaml"))
+    near = difflib.get_close_matches(str(path.with_suffix("")), names, n=NAMES_TOLD, cutoff=0.0)
+    raise ValueError(
+        f"there is no configuration {name}; bundled ones are {', '.join(near)} and "
+        f"{len(names) - len(near)} more in {root}"
+    )
 
 
 def load_config(path: str | Path, overrides: Iterable[str] = ()) -> RunConfig:

@@ -29,7 +29,10 @@ CONFIG, RUN, METRICS = "config.yaml", "run.json", "metrics.jsonl"
 
 @dataclasses.dataclass(frozen=True)
 class TrainingData:
-    """Batches by step, and the corpus behind them (None for the recall source)."""
+    """Batches by step, and the corpus behind them (None for the recall source).
+
+    vocab_size: the model's, padded (`data.pad_vocab_to`); all token ids are below the corpus's own.
+    """
 
     batches: TextBatches | RecallBatches
     corpus: Corpus | None
@@ -48,7 +51,8 @@ def open_data(config: RunConfig) -> TrainingData:
         batches = RecallBatches(
             data.recall, batch_size=data.batch_size, seed=training.seed, steps=training.steps
         )
-        return TrainingData(batches, None, data.recall.vocab_size, {"source": data.source})
+        vocab_size = data.padded(data.recall.vocab_size)
+        return TrainingData(batches, None, vocab_size, {"source": data.source})
     corpus = prepare_corpus(data)
     window_starts(len(corpus.held_out.tokens), data.sequence_length, None)  # raises where too short
     batches = TextBatches(
@@ -59,7 +63,7 @@ def open_data(config: RunConfig) -> TrainingData:
         end_of_text_id=corpus.end_of_text_id,
     )
     description = {**corpus.description, "fingerprint": corpus.fingerprint}
-    return TrainingData(batches, corpus, corpus.vocab_size, description)
+    return TrainingData(batches, corpus, data.padded(corpus.vocab_size), description)
 
 
 def check_free(run: Path, *, force: bool) -> None:

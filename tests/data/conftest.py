@@ -3,7 +3,10 @@
 import random
 from pathlib import Path
 
+import huggingface_hub.constants
 import pytest
+
+from meanbank.data.tokenizer import train_tokenizer
 
 WORDS = ["the", "memory", "keeps", "a", "mean", "of", "keys", "and", "naïve", "東京", "🙂"]
 
@@ -25,4 +28,17 @@ def corpus_folder(tmp_path: Path) -> Path:
     for number in range(40):
         words = generator.choices(WORDS, k=20 + 10 * number)
         (folder / f"{number:02}.txt").write_text(" ".join(words) + "\n", encoding="utf-8")
+    return folder
+
+
+@pytest.fixture
+def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A cache of the Hugging Face hub that holds the tokenizer `some/one`, of 260 tokens."""
+    folder = tmp_path / "hub"
+    snapshot = folder / "models--some--one" / "snapshots" / ("0" * 40)
+    snapshot.mkdir(parents=True)
+    train_tokenizer(["some other text"], 260).save(str(snapshot / "tokenizer.json"))
+    (folder / "models--some--one" / "refs").mkdir()
+    (folder / "models--some--one" / "refs" / "main").write_text("0" * 40)
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(folder))
     return folder

@@ -10,7 +10,10 @@ from meanbank.data.recall import RecallConfig
     ("settings", "message"),
     [
         ({"source": "nothing"}, "unknown data source"),
-        ({"vocab_size": 256}, "data.vocab_size"),
+        ({"vocab_size": 256}, "data.vocab_size must be at least 257, got 256"),
+        ({"vocab_size": 0, "tokenizer": "somewhere"}, "data.vocab_size must be at least 1, got 0"),
+        ({"tokenizer": "hf:"}, "give a name after hf:"),
+        ({"pad_vocab_to": 0}, "data.pad_vocab_to"),
         ({"held_out_fraction": 0.0}, "data.held_out_fraction"),
         ({"held_out_fraction": 1.0}, "data.held_out_fraction"),
         ({"split_seed": -1}, "data.split_seed"),
@@ -30,3 +33,22 @@ def test_recall_settings_belong_to_the_recall_source():
     assert DataConfig(source="recall").recall == RecallConfig()
     chosen = RecallConfig(queries=3)
     assert DataConfig(source="recall", recall=chosen).recall is chosen
+
+
+@pytest.mark.parametrize(
+    ("settings", "tokens", "expected"),
+    [
+        ({}, 4096, 4096),
+        ({"vocab_size": 300}, 300, 300),
+        ({"vocab_size": 300, "pad_vocab_to": 64}, 300, 320),
+        ({"vocab_size": 320, "pad_vocab_to": 64}, 320, 320),
+        ({"tokenizer": "hf:gpt2"}, None, None),
+        ({"tokenizer": "hf:gpt2", "pad_vocab_to": 64}, None, None),
+        ({"tokenizer": "hf:gpt2", "vocab_size": 50257, "pad_vocab_to": 64}, 50257, 50304),
+        ({"source": "recall", "pad_vocab_to": 64}, 4096, 128),
+    ],
+)
+def test_the_models_vocabulary(settings: dict, tokens: int | None, expected: int | None):
+    config = DataConfig(**settings)
+    assert config.vocab_size == tokens
+    assert config.model_vocab_size() == expected

@@ -1,5 +1,7 @@
 """Preparing a corpus: the split, the cache and what is packed."""
 
+import hashlib
+import json
 import os
 import random
 import re
@@ -36,7 +38,8 @@ class ListSource(Source):
 
 
 def config(folder: Path, **settings: Any) -> DataConfig:
-    return DataConfig(source=f"files:{folder}/*.txt", vocab_size=300, **settings)
+    vocabulary = {} if "tokenizer" in settings else {"vocab_size": 300}
+    return DataConfig(source=f"files:{folder}/*.txt", **vocabulary | settings)
 
 
 def texts(corpus: Corpus, side: str) -> list[str]:
@@ -107,6 +110,54 @@ def test_a_named_tokenizer_is_used(corpus_folder: Path, tmp_path: Path):
     assert corpus.tokenizer.to_str() == tokenizer.to_str()
     with pytest.raises(ValueError, match="no tokenizer at"):
         prepare_corpus(config(corpus_folder, tokenizer=str(tmp_path / "missing")))
+
+
+def test_a_named_tokenizer_has_the_vocabulary_that_is_asked_for(
+    corpus_folder: Path, tmp_path: Path, cache: Path
+):
+    train_tokenizer(["some other text"], 260).save(str(tmp_path / "tokenizer.json"))
+    wrong = config(corpus_folder, tokenizer=str(tmp_path), vocab_size=300)
+    message = rf"data.vocab_size is 300, but the tokenizer {tmp_path} has 260 tokens"
+    with pytest.raises(ValueError, match=message):
+        prepare_corpus(wrong)
+    assert not cache.exists()
+    open_one = prepare_corpus(config(corpus_folder, tokenizer=str(tmp_path)))
+    right = prepare_corpus(config(corpus_folder, tokenizer=str(tmp_path), vocab_size=260))
+    assert right.fingerprint == open_one.fingerprint
+    with pytest.raises(ValueError, match=message):  # though the corpus is prepared by now
+        prepare_corpus(wrong)
+
+
+def test_fingerprints_stay_what_they_were(corpus_folder: Path, tmp_path: Path):
+    """Prepared corpora of earlier versions are found again."""
+    (tmp_path / "other").mkdir()
+    file = tmp_path / "other" / "tokenizer.json"
+    train_tokenizer(["some other text"], 260).save(str(file))
+    source = f"files:{corpus_folder}/*.txt"
+    given = hashlib.sha256(file.read_bytes()).hexdigest()
+    for settings, tokenizer in (
+        ({}, "bpe:4096:8000000"),
+        ({"vocab_size": 300, "pad_vocab_to": 64}, "bpe:300:8000000"),
+        ({"tokenizer": str(file), "pad_vocab_to": 64}, given),
+    ):
+        key = {
+            "format": 1,
+            "source": open_source(source).fingerprint(),
+            "tokenizer": tokenizer,
+            "held_out_fraction": 0.1,
+            "split_seed": 0,
+        }
+        expected = hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()
+        assert prepare_corpus(DataConfig(source=source, **settings)).fingerprint == expected
+
+
+def test_a_tokenizer_of_the_hub(corpus_folder: Path, hub: Path):
+    corpus = prepare_corpus(config(corpus_folder, tokenizer="hf:some/one", vocab_size=260))
+    assert corpus.vocab_size == 260
+    assert corpus.description["tokenizer"] == "hf:some/one"
+    assert prepare_corpus(config(corpus_folder, tokenizer="hf:some/one")).fingerprint == (
+        corpus.fingerprint
+    )
 
 
 @pytest.mark.parametrize("damage", ["truncate", "change", "remove", "no manifest"])

@@ -13,6 +13,7 @@ from meanbank.data.tokenizer import (
     end_of_text_id,
     load_tokenizer,
     token_bytes,
+    tokenizer_digest,
     train_tokenizer,
 )
 
@@ -97,3 +98,18 @@ def test_missing_and_malformed_files(tmp_path: Path):
     (tmp_path / "tokenizer.json").write_text("{}")
     with pytest.raises(ValueError, match=r"is not a tokenizer\.json"):
         load_tokenizer(tmp_path)
+
+
+def test_a_tokenizer_of_the_hub_comes_from_its_cache(hub: Path):
+    loaded = load_tokenizer("hf:some/one")
+    assert len(token_bytes(loaded)) == 260
+    assert tokenizer_digest("hf:some/one") == tokenizer_digest("hf:some/one")
+    assert encode_texts(loaded, [END_OF_TEXT]) != [[end_of_text_id(loaded)]]
+
+
+@pytest.mark.parametrize("name", ["some/other", "not a name", "a/b/c"])
+def test_a_tokenizer_that_the_hub_does_not_give_is_one_line(hub: Path, name: str):
+    with pytest.raises(ValueError, match="from the Hugging Face hub") as caught:
+        load_tokenizer(f"hf:{name}")
+    assert repr(name) in str(caught.value)
+    assert "\n" not in str(caught.value)

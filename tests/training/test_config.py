@@ -8,11 +8,14 @@ import yaml
 from meanbank.memory import PowerLaw
 from meanbank.training import KVMRecipe, PlainRecipe, load_config
 from meanbank.training.config import bundled_configs
+from meanbank.training.run import open_data
 
 BUNDLED = sorted(bundled_configs().rglob("*.yaml"))
 
 
-@pytest.mark.parametrize("path", BUNDLED, ids=lambda path: path.stem)
+@pytest.mark.parametrize(
+    "path", BUNDLED, ids=lambda path: str(path.relative_to(bundled_configs()).with_suffix(""))
+)
 def test_bundled_configurations_load(path, monkeypatch):
     config = load_config(path)
     assert config.description
@@ -24,7 +27,8 @@ def test_bundled_configurations_load(path, monkeypatch):
 
 def test_the_language_demo_really_uses_its_memory():
     """A chunk is at most a sixteenth of the training length; the window arm has KVM's window."""
-    arms = {p.stem: load_config(p) for p in BUNDLED if "recall" not in p.stem}
+    quick = sorted((bundled_configs() / "quick").glob("*.yaml"))
+    arms = {p.stem: load_config(p) for p in quick if "recall" not in p.stem}
     memories = {name: arm.model_config(10).plans()[0].memory for name, arm in arms.items()}
     for name, arm in arms.items():
         if name.startswith("kvm"):
@@ -73,7 +77,9 @@ def test_overrides(config_file):
         ("model.hidden_size=wide", "model:"),
         ("model.plan.0.memory.budget=quadratic", "unknown budget 'quadratic'"),
         ("model.plan.1.values=bnak", "unknown value source 'bnak'; choose one of bank"),
+        ("model.backbone=gptalpha", "unknown backbone 'gptalpha'; choose one of gptalpha2"),
         ("data.source=web:x", "unknown data source"),
+        ("data.pad_vocab_to=0", "data.pad_vocab_to must be at least 1"),
         ("training.recipe=adam", "unknown recipe"),
         ("training.warmup_steps=7", "warmup_steps must be between"),
         ("training.seed=-1", "seed must not be negative"),
@@ -104,6 +110,9 @@ def test_wrong_settings_are_one_clear_line(config_file, override, message):
 def test_wrong_files_are_one_clear_line(tmp_path):
     with pytest.raises(ValueError, match="there is no configuration"):
         load_config(tmp_path / "missing.yaml")
+    with pytest.raises(ValueError, match=r"bundled ones are .*quick/kvm_sqrt.* more in") as error:
+        load_config("quick/kvm_sqt")
+    assert len(str(error.value)) < 500
     broken = {"a: [": "not valid YAML", "3": "must hold a mapping", "{}": "'model' is required"}
     for text, message in broken.items():
         path = tmp_path / "broken.yaml"
@@ -117,6 +126,20 @@ def test_a_saved_configuration_is_the_same(config_file, tmp_path):
     path = tmp_path / "saved.yaml"
     path.write_text(yaml.safe_dump(config.plain()))
     assert load_config(path) == config
+
+
+def test_the_models_vocabulary_is_padded(config_file):
+    config = load_config(config_file, ["data.pad_vocab_to=64"])
+    plain, padded = open_data(load_config(config_file)), open_data(config)
+    assert plain.corpus is not None
+    assert padded.corpus is not None
+    assert plain.vocab_size == plain.corpus.vocab_size == padded.corpus.vocab_size
+    assert padded.vocab_size == -(-plain.vocab_size // 64) * 64 > plain.vocab_size
+    assert padded.vocab_size == config.model_config(padded.vocab_size).vocab_size
+    assert padded.corpus.fingerprint == plain.corpus.fingerprint
+    assert padded.batches.batch(0).input_ids.max() < plain.vocab_size
+    recall = load_config("quick/recall_full", ["data.pad_vocab_to=100"])
+    assert open_data(recall).vocab_size == recall.data.model_vocab_size() == 200
 
 
 def test_file_patterns_become_absolute(config_file, tmp_path, monkeypatch):
