@@ -11,13 +11,23 @@ from collections.abc import Callable
 import tyro
 from transformers.utils.logging import disable_progress_bar
 
+from meanbank.cli.checkpoints import export_checkpoint, import_checkpoint
 from meanbank.cli.demo import demo
 from meanbank.cli.evaluate import evaluate
 from meanbank.cli.generate import generate
+from meanbank.cli.plan import plan
 from meanbank.cli.train import train
 from meanbank.core.errors import one_line
 
-VERBS = {"train": train, "evaluate": evaluate, "generate": generate, "demo": demo}
+VERBS = {
+    "train": train,
+    "evaluate": evaluate,
+    "generate": generate,
+    "plan": plan,
+    "import": import_checkpoint,
+    "export": export_checkpoint,
+    "demo": demo,
+}
 ERRORS = (ValueError, ImportError, OSError)  # what a user can put right
 
 
@@ -53,7 +63,7 @@ def parse(arguments: list[str]) -> Callable[[], int]:
                 {name: _bound(verb) for name, verb in VERBS.items()},
                 prog="meanbank",
                 args=arguments,
-                description="Key-Value Means and Bank of Values: train, evaluate, generate.",
+                description="Key-Value Means and Bank of Values: train, evaluate, generate, plan.",
             )
     except SystemExit as stop:
         if not stop.code:

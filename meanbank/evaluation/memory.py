@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from meanbank.model import MeanbankForCausalLM
-from meanbank.values.bank import BankValues
+from meanbank.model.roles import Role, role_of
 
 CONTEXTS = tuple(2**k for k in range(10, 21))
 
@@ -24,9 +24,9 @@ def memory_at_contexts(
             for tokens in contexts
         ],
         "table_bytes": sum(
-            module.table.numel() * module.table.element_size()
-            for module in model.modules()
-            if isinstance(module, BankValues)
+            parameter.numel() * parameter.element_size()
+            for name, parameter in model.named_parameters()
+            if role_of(name, parameter) is Role.TABLE
         ),
         "parameter_bytes": sum(p.numel() * p.element_size() for p in model.parameters()),
     }

@@ -14,6 +14,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from meanbank.model import MeanbankConfig, MeanbankForCausalLM
+from meanbank.model.accounting import empty_model
 
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 
@@ -56,13 +57,6 @@ class Conversion:
         write_folder(Path(folder), write)
 
 
-def empty_model(config: MeanbankConfig) -> dict[str, torch.Size]:
-    """Names and shapes of a model's parameters, without memory for them."""
-    with torch.device("meta"):
-        model = MeanbankForCausalLM(config)
-    return {name: parameter.shape for name, parameter in model.named_parameters()}
-
-
 def convert(
     config: MeanbankConfig,
     given: Mapping[str, Tensor],
@@ -76,7 +70,7 @@ def convert(
     depends on, with the reason; cut: takes off padding, by our name. Raises ValueError that names
     every tensor that is missing, unknown or of another shape.
     """
-    shapes = empty_model(config)
+    shapes = {name: p.shape for name, p in empty_model(config).named_parameters()}
     names = {name: their_name(name) for name in shapes}
     missing = sorted(theirs for theirs in names.values() if theirs not in given)
     unknown = sorted(set(given) - set(names.values()) - set(dead))

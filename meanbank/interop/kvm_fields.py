@@ -157,7 +157,9 @@ def to_ours(config: Mapping[str, Any]) -> MeanbankConfig:
         residual_scale=fields["residual_scale"] or 1.0,
         mlp_token_shift=bool(fields["use_tokenshift_ffn"]),
         layers=entries,
-        **{name: config.get(name) for name in ("bos_token_id", "eos_token_id", "pad_token_id")},
+        bos_token_id=config.get("bos_token_id"),
+        eos_token_id=config.get("eos_token_id"),
+        pad_token_id=config.get("pad_token_id"),
     )
 
 

@@ -191,6 +191,9 @@ def convert(fields: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Convers
         for layer, plan in enumerate(ours.plans())
         if plan.values.tag in ("bank", "first_layer")
     }
+    if 0 in targets and (fields.get("v_from_v1") or fields.get("add_init_v")):
+        for name in ("gamma_v", "lambda_v", "alpha_v", "beta_v"):
+            dead[f"transformer.h.0.attn.{name}"] = "layer 0 keeps its own values"
     return conversion.convert(ours, tensors, their_name, dead, cut)
 
 

@@ -5,6 +5,7 @@ import dataclasses
 import torch
 from torch import Tensor
 
+from meanbank.core.flops import Flops
 from meanbank.core.geometry import Geometry
 from meanbank.core.state import State
 from meanbank.memory.base import Memory, MemoryConfig
@@ -37,6 +38,9 @@ class FullMemory(Memory):
 
     def rows_max(self, tokens: int) -> int:
         return tokens
+
+    def flops(self, tokens: int) -> Flops:
+        return self.read_flops(tokens * (tokens + 1) // 2)
 
     def nbytes_max(self, tokens: int, batch: int, dtype: torch.dtype, value_nbytes: int) -> int:
         return batch * tokens * (self.key_nbytes(dtype) + value_nbytes)

@@ -12,6 +12,7 @@ from transformers import initialization as init
 from meanbank.core.conventions import Conventions
 from meanbank.core.flops import Flops, linear_flops
 from meanbank.core.geometry import Geometry
+from meanbank.core.precision import accumulator_dtype
 from meanbank.core.state import State
 from meanbank.memory.base import Memory, MemoryConfig
 from meanbank.memory.budgets import Budget, PowerLaw
@@ -19,7 +20,6 @@ from meanbank.memory.window import visible_pairs
 from meanbank.ops.attention import BlockRule
 from meanbank.ops.kvm import KVMMemory, kvm_attention
 from meanbank.ops.kvm.api import check_backend
-from meanbank.ops.kvm.memory import accumulator_dtype
 from meanbank.ops.kvm.options import (
     Append,
     KVMOptions,

@@ -11,10 +11,10 @@ from transformers import initialization as init
 from meanbank.core.conventions import Conventions
 from meanbank.core.flops import Flops
 from meanbank.core.geometry import Geometry
+from meanbank.core.precision import accumulator_dtype
 from meanbank.core.state import State
 from meanbank.memory.base import Memory, MemoryConfig
 from meanbank.memory.budgets import Budget, Saturating
-from meanbank.ops.kvm.memory import accumulator_dtype
 from meanbank.ops.ovq import OVQMemory, ovq_attention
 
 

@@ -1,10 +1,12 @@
 """What the two window memories share: they keep just the tokens that their window still sees."""
 
 import dataclasses
+import functools
 
 import torch
 from torch import Tensor
 
+from meanbank.core.flops import Flops
 from meanbank.core.geometry import Geometry
 from meanbank.core.state import State
 from meanbank.memory.base import Memory
@@ -46,6 +48,16 @@ class WindowMemory(Memory):
     def rows_max(self, tokens: int) -> int:
         return min(tokens, self.window.span + self.window.sink)
 
+    def flops(self, tokens: int) -> Flops:
+        return self.read_flops(visible_pairs(self.window, tokens))
+
     def nbytes_max(self, tokens: int, batch: int, dtype: torch.dtype, value_nbytes: int) -> int:
         kept = min(tokens, self.window.span - 1 + self.window.sink)
         return batch * kept * (self.key_nbytes(dtype) + value_nbytes)
+
+
+@functools.lru_cache
+def visible_pairs(window: WindowRule, tokens: int) -> int:
+    """(query, key) pairs within `tokens` tokens: each query sees the sink and its window."""
+    earliest = map(window.earliest, range(tokens))
+    return sum(min(window.sink, low) + at - low + 1 for at, low in enumerate(earliest))

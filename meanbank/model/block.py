@@ -70,10 +70,13 @@ class Block(nn.Module):
         return x, context, BlockState(mixed, mlp)
 
     def initialize_table(
-        self, x0: Callable[[], Tensor], draw: Callable[[int, int], Tensor]
+        self,
+        x0: Callable[[], Tensor],
+        draw: Callable[[int, int], Tensor],
+        shared: nn.Parameter | None,
     ) -> None:
         """Fill a table over token ids from x0 of every token id alone (vocabulary, hidden_size)."""
-        self.attention.initialize_table(lambda: self.attention_norm(x0()), draw)
+        self.attention.initialize_table(lambda: self.attention_norm(x0()), draw, shared)
 
     def state_nbytes_max(self, tokens: int, batch: int, dtype: torch.dtype) -> int:
         """A bound on the bytes that its state holds within the first `tokens` tokens."""

@@ -5,7 +5,6 @@ that. Every function of `init` leaves a parameter alone that was loaded from a f
 """
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -14,7 +13,6 @@ from transformers import initialization as init
 from meanbank.model.backbone import StartValues, Stem
 from meanbank.model.block import Block
 from meanbank.model.gptalpha2 import default_linear
-from meanbank.values.bank import fill_table
 
 # A start without the zeros of the papers, for models of a layer or two.
 PLAIN = StartValues(
@@ -60,8 +58,6 @@ def initialize_backbone(
     def x0() -> Tensor:
         return stem.alone(embedding.weight)
 
+    first = next((block for block in blocks if block.reads_shared_table), None)
     for block in blocks:
-        block.initialize_table(x0, draw)
-    if shared_table is not None:  # as the first layer that reads it would start its own
-        first: Any = next(block for block in blocks if block.reads_shared_table)
-        fill_table(shared_table, lambda: first.attention_norm(x0()), draw)
+        block.initialize_table(x0, draw, shared_table if block is first else None)

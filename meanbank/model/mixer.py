@@ -69,7 +69,10 @@ class Mixer(nn.Module, abc.ABC):
         return self.values.uses_start
 
     def initialize_table(
-        self, inputs: Callable[[], Tensor], draw: Callable[[int, int], Tensor]
+        self,
+        inputs: Callable[[], Tensor],
+        draw: Callable[[int, int], Tensor],
+        shared: nn.Parameter | None,
     ) -> None:
         """Start values of a table over token ids, see `ValueSource.initialize_table`."""
-        self.values.initialize_table(inputs, draw)
+        self.values.initialize_table(inputs, draw, shared)

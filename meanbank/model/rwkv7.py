@@ -12,11 +12,11 @@ from transformers import initialization as init
 from meanbank.core.context import Context
 from meanbank.core.flops import Flops, linear_flops, products
 from meanbank.core.geometry import Geometry, merge_heads, split_heads
+from meanbank.core.precision import accumulator_dtype
 from meanbank.core.state import State
 from meanbank.model.backbone import Backbone
 from meanbank.model.mixer import Mixer
 from meanbank.model.plan import LayerPlan
-from meanbank.ops.kvm.memory import accumulator_dtype
 from meanbank.ops.rwkv7 import rwkv7_recurrence
 from meanbank.ops.token_shift import token_shift
 from meanbank.values import Place

@@ -2,12 +2,18 @@
 
 from meanbank.ops.attention import full_attention, window_attention
 from meanbank.ops.kvm import KVMMemory, KVMRows, KVMUpdate, kvm_attention
+from meanbank.ops.ovq import OVQMemory, OVQRows, ovq_attention
+from meanbank.ops.rwkv7 import rwkv7_recurrence
 
 __all__ = [
     "KVMMemory",
     "KVMRows",
     "KVMUpdate",
+    "OVQMemory",
+    "OVQRows",
     "full_attention",
     "kvm_attention",
+    "ovq_attention",
+    "rwkv7_recurrence",
     "window_attention",
 ]

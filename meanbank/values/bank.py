@@ -1,7 +1,6 @@
 """Bank of Values: a layer's own table, indexed by token id (arXiv 2606.02780)."""
 
 import dataclasses
-from collections.abc import Callable
 from typing import ClassVar, Literal
 
 import torch
@@ -51,9 +50,13 @@ class BankValues(ValueSource):
     def initialize(self, ratio: float) -> None:
         restart(self.scale)
 
-    def initialize_table(self, inputs, draw):
-        if self.table is not None:
-            fill_table(self.table, inputs, draw)
+    def initialize_table(self, inputs, draw, shared=None):
+        """What a fresh W_V, dropped afterwards, makes of the inputs of step 0 (section 3)."""
+        table = shared if self.table is None else self.table
+        if table is None or getattr(table, "_is_hf_initialized", False):  # loaded from a file
+            return
+        start = inputs()
+        init.copy_(table, F.linear(start, draw(table.shape[1], start.shape[1]).to(start)))
 
     def rows_of(self, context: Context) -> tuple[Tensor, Tensor]:
         """Token ids (B, T) and the table that they index."""
@@ -77,13 +80,3 @@ class BankValues(ValueSource):
 
     def stored_nbytes(self, dtype: torch.dtype) -> int:
         return torch.int32.itemsize
-
-
-def fill_table(
-    table: nn.Parameter, inputs: Callable[[], Tensor], draw: Callable[[int, int], Tensor]
-) -> None:
-    """What a fresh W_V, dropped afterwards, makes of the inputs of step 0 (section 3)."""
-    if getattr(table, "_is_hf_initialized", False):  # loaded from a file
-        return
-    start = inputs()
-    init.copy_(table, F.linear(start, draw(table.shape[1], start.shape[1]).to(start)))

@@ -34,6 +34,10 @@ class Place:
     vocabulary: int
     publishes: bool = False
 
+    def of_part(self) -> "Place":
+        """The place of a source inside the layer's own, which alone publishes."""
+        return dataclasses.replace(self, publishes=False)
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ValueSourceConfig(Tagged, kind="value source"):
@@ -109,13 +113,17 @@ class ValueSource(nn.Module, abc.ABC):
         """Start values that differ from PyTorch's defaults; ratio falls from 1 in layer 0."""
 
     def initialize_table(
-        self, inputs: Callable[[], Tensor], draw: Callable[[int, int], Tensor]
+        self,
+        inputs: Callable[[], Tensor],
+        draw: Callable[[int, int], Tensor],
+        shared: nn.Parameter | None = None,
     ) -> None:
-        """Start values of a table over token ids, if it has one of its own.
+        """Start values of a table over token ids, if it has one.
 
         inputs: gives the layer's input at step 0 for every token id alone
         (vocabulary, hidden_size), called only where a table has to be filled; draw: a fresh
-        projection (width, hidden_size) as the backbone draws them.
+        projection (width, hidden_size) as the backbone draws them; shared: the table that layers
+        share, for the first of them to fill.
         """
 
     @property

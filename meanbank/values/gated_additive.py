@@ -47,7 +47,7 @@ class GatedAdditiveValues(ValueSource):
 
     def __init__(self, config: GatedAdditive, geometry: Geometry, place: Place) -> None:
         super().__init__(geometry, place)
-        self.contextual = config.contextual.build(geometry, place)
+        self.contextual = config.contextual.build(geometry, place.of_part())
         self.table = nn.Parameter(torch.empty(place.vocabulary, geometry.value_width))
         channels = min(GATE_CHANNELS, geometry.hidden_size)
         self.gate = nn.Linear(channels, geometry.num_kv_heads, bias=False)

@@ -70,10 +70,10 @@ class MixedValues(ValueSource):
 
     def __init__(self, config: Mixed, geometry: Geometry, place: Place) -> None:
         super().__init__(geometry, place)
-        self.contextual = config.contextual.build(geometry, place)
+        self.contextual = config.contextual.build(geometry, place.of_part())
         self.other = None  # initial_embedding: the contextual part's own projection of x0
         if not isinstance(config.other, InitialEmbedding):
-            self.other = config.other.build(geometry, place)
+            self.other = config.other.build(geometry, place.of_part())
         learned = config.coefficients == "learned"
         self.contextual_weight = learned_or(0.5, learned)
         self.other_weight = learned_or(0.5, learned)
@@ -86,10 +86,10 @@ class MixedValues(ValueSource):
         if isinstance(self.other_weight, nn.Parameter):
             init.zeros_(self.other_weight)
 
-    def initialize_table(self, inputs, draw):
+    def initialize_table(self, inputs, draw, shared=None):
         if self.other is not None:  # the table starts from the W_V that stays
             weight = self.contextual.projection.weight
-            self.other.initialize_table(inputs, lambda *shape: weight)
+            self.other.initialize_table(inputs, lambda *shape: weight, shared)
 
     @property
     def uses_start(self) -> bool:

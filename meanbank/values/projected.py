@@ -74,12 +74,14 @@ class ProjectedValues(ValueSource):
             self.residual = LinearResidual()
 
     def forward(self, x, start, context, state):
-        if self.place.publishes and self.place.layer == 0:  # there x0 is the layer's input
+        initial = self.place.layer == 0  # where the layer's input is x0
+        if initial and self.place.publishes:
             values = context.first_values[0]
         else:
             values = scaled(self.projection(x), self.scale)
         if self.residual is not None:
-            values = self.residual(x, values, context.first_values[self.place.first_layer])
+            first = values if initial else context.first_values[self.place.first_layer]
+            values = self.residual(x, values, first)
         if self.shift is None:
             return DenseValues(split_heads(values, self.geometry.num_kv_heads)), None
         previous = values[:, :1] if state is None else state.last

@@ -12,6 +12,7 @@ from meanbank.cli import main
 from meanbank.interop import export_kvm_paper, import_kvm_paper, kvm_paper
 from meanbank.interop.kvm_export import to_theirs
 from meanbank.interop.kvm_fields import to_ours
+from meanbank.model.accounting import empty_model
 
 KVM = {"type": "kvm", "chunk_size": 4, "budget": {"type": "power_law", "factor": 2}}
 SWA = {"memory": {"type": "sliding_window", "window": 6}, "address": {"rotary_fraction": 1.0}}
@@ -299,8 +300,8 @@ def test_what_their_format_lacks_is_told(plan, settings, message):
 
 def test_every_parameter_has_their_name_and_shape():
     config = to_ours({"model_type": "rwkv7backbone", "vocab_size": 64})
-    shapes = kvm_paper.conversion.empty_model(config)
-    names = {kvm_paper.their_name(name, config) for name in shapes}
-    assert len(names) == len(shapes)
+    parameters = dict(empty_model(config).named_parameters())
+    names = {kvm_paper.their_name(name, config) for name in parameters}
+    assert len(names) == len(parameters)
     assert "transformer.h.3.attn.w1.weight" in names
     assert kvm_paper.their_shape("transformer.h.3.attn.x_w", torch.Size([8]), config) == (1, 1, 8)

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.autograd import gradcheck
 
+from meanbank.ops.kvm.routing import ascending
 from meanbank.ops.ovq import ovq_attention
-from meanbank.ops.ovq.reference import ascending
 
 SEQUENCE = ("query", "key", "value")
 

@@ -7,7 +7,9 @@ import torch
 from torch import Tensor
 
 from meanbank.core.config import choose
-from meanbank.ops.kvm.memory import KVMMemory, KVMUpdate, accumulator_dtype
+from meanbank.core.precision import accumulator_dtype
+from meanbank.ops.checks import check_attention, check_per_head
+from meanbank.ops.kvm.memory import KVMMemory, KVMUpdate
 from meanbank.ops.kvm.options import (
     Append,
     KVMOptions,
@@ -130,12 +132,18 @@ def kvm_attention(
         _check_memory(memory, key, value, merge_gate, options)
     if merge_gate is not None:
         merge_gate = merge_gate.to(accumulator_dtype(merge_gate.dtype))
+    for name, temperature in (
+        ("state_temperature", state_temperature),
+        ("window_temperature", window_temperature),
+    ):
+        if temperature is not None:
+            check_per_head(name, temperature, query)
     ones = torch.ones(query.shape[1], dtype=norm_weight.dtype, device=query.device)
     weights = KVMWeights(
         norm_weight,
         norm_bias,
-        ones if state_temperature is None else _per_head(state_temperature, query),
-        ones if window_temperature is None else _per_head(window_temperature, query),
+        ones if state_temperature is None else state_temperature,
+        ones if window_temperature is None else window_temperature,
     )
     name = check_backend(backend)
     with torch.autocast(query.device.type, enabled=False):  # routing must not drop to half
@@ -147,29 +155,7 @@ def kvm_attention(
 
 
 def _check_shapes(query, key, value, merge_gate, norm_weight, norm_bias) -> None:
-    for name, tensor in (("query", query), ("key", key), ("value", value)):
-        if tensor.ndim != 4 or not tensor.is_floating_point():
-            raise ValueError(
-                f"{name} must be a floating-point tensor (batch, heads, tokens, channels), got "
-                f"{tensor.dtype} of shape {tuple(tensor.shape)}"
-            )
-    if key.shape[:3] != value.shape[:3]:
-        raise ValueError(
-            f"key and value must agree in batch, heads and tokens, got {tuple(key.shape)} and "
-            f"{tuple(value.shape)}"
-        )
-    if (query.shape[0], *query.shape[2:]) != (key.shape[0], *key.shape[2:]):
-        raise ValueError(
-            f"query and key must agree in batch, tokens and channels, got {tuple(query.shape)} "
-            f"and {tuple(key.shape)}"
-        )
-    if query.shape[1] % key.shape[1]:
-        raise ValueError(
-            f"the number of query heads ({query.shape[1]}) must be a multiple of the number of "
-            f"key heads ({key.shape[1]})"
-        )
-    if query.shape[2] == 0:
-        raise ValueError("at least one token is needed, got none")
+    check_attention(query, key, value)
     if merge_gate is not None and merge_gate.shape != key.shape[:3]:
         raise ValueError(
             f"merge_gate must have shape {tuple(key.shape[:3])}, got {tuple(merge_gate.shape)}"
@@ -235,12 +221,3 @@ def _as_function(budget: Callable[[int], float] | int) -> Callable[[int], int]:
         raise ValueError(f"budget must be a function or a positive number of rows, got {budget!r}")
     rows = int(budget)
     return lambda seen: rows
-
-
-def _per_head(temperature: Tensor, query: Tensor) -> Tensor:
-    if temperature.shape != (query.shape[1],):
-        raise ValueError(
-            f"a temperature must have one entry for each of the {query.shape[1]} query heads, got "
-            f"shape {tuple(temperature.shape)}"
-        )
-    return temperature

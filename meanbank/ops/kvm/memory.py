@@ -2,7 +2,6 @@
 
 import dataclasses
 
-import torch
 from torch import Tensor
 
 from meanbank.core.state import State
@@ -69,8 +68,3 @@ class KVMUpdate:
     novelty: Tensor | None
     route: Tensor | None
     rows: KVMRows
-
-
-def accumulator_dtype(dtype: torch.dtype) -> torch.dtype:
-    """The dtype of sums, gates, norms and routing: fp32 or better."""
-    return torch.promote_types(dtype, torch.float32)

@@ -13,11 +13,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from meanbank.core.precision import accumulator_dtype
 from meanbank.ops.kvm.memory import (
     KVMMemory,
     KVMRows,
     KVMUpdate,
-    accumulator_dtype,
 )
 from meanbank.ops.kvm.options import KVMOptions, Part, Write
 from meanbank.ops.kvm.routing import first_argmax, selection

@@ -74,14 +74,19 @@ def _shifted(x: Tensor, bits: int) -> Tensor:
 
 
 def lowest(x: Tensor, count: int, noise: Tensor) -> Tensor:
-    """Indices of the `count` lowest of x (B, Hkv, C), ascending; of ties the first are taken.
+    """Indices of the `count` lowest of x (B, Hkv, C), ascending; of ties the first are taken."""
+    return ascending(x, noise)[..., :count].sort(dim=-1).values
+
+
+def ascending(x: Tensor, noise: Tensor) -> Tensor:
+    """Indices that sort x (B, Hkv, C); ties keep their order.
 
     Ties are sorted neighbours at most `noise` (B, Hkv, 1) apart.
     """
     values, order = x.sort(dim=-1)
     steps = torch.diff(values, dim=-1, prepend=values[..., :1]) > noise
     rank = torch.empty_like(order).scatter_(-1, order, steps.cumsum(dim=-1))
-    return rank.sort(dim=-1, stable=True).indices[..., :count].sort(dim=-1).values
+    return rank.sort(dim=-1, stable=True).indices
 
 
 def first_argmax(x: Tensor, noise: Tensor) -> Tensor:

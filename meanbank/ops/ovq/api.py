@@ -5,6 +5,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from meanbank.ops.checks import check_attention, check_per_head
 from meanbank.ops.ovq.memory import OVQMemory
 from meanbank.ops.ovq.reference import ovq_attention_reference
 
@@ -56,7 +57,8 @@ def ovq_attention(
     Raises:
         ValueError: shapes, dtypes or settings that do not fit together.
     """
-    _check_shapes(query, key, value, temperature)
+    check_attention(query, key, value)
+    check_per_head("temperature", temperature, query)
     if chunk_size < 1:
         raise ValueError(f"chunk_size must be positive, got {chunk_size}")
     if not callable(budget):
@@ -69,37 +71,6 @@ def ovq_attention(
             query.to(common), key.to(common), value, temperature, chunk_size, budget, memory
         )
     return (output, new_memory) if return_memory else output
-
-
-def _check_shapes(query: Tensor, key: Tensor, value: Tensor, temperature: Tensor) -> None:
-    for name, tensor in (("query", query), ("key", key), ("value", value)):
-        if tensor.ndim != 4 or not tensor.is_floating_point():
-            raise ValueError(
-                f"{name} must be a floating-point tensor (batch, heads, tokens, channels), got "
-                f"{tensor.dtype} of shape {tuple(tensor.shape)}"
-            )
-    if key.shape[:3] != value.shape[:3]:
-        raise ValueError(
-            f"key and value must agree in batch, heads and tokens, got {tuple(key.shape)} and "
-            f"{tuple(value.shape)}"
-        )
-    if (query.shape[0], *query.shape[2:]) != (key.shape[0], *key.shape[2:]):
-        raise ValueError(
-            f"query and key must agree in batch, tokens and channels, got {tuple(query.shape)} "
-            f"and {tuple(key.shape)}"
-        )
-    if query.shape[1] % key.shape[1]:
-        raise ValueError(
-            f"the number of query heads ({query.shape[1]}) must be a multiple of the number of "
-            f"key heads ({key.shape[1]})"
-        )
-    if query.shape[2] == 0:
-        raise ValueError("at least one token is needed, got none")
-    if temperature.shape != (query.shape[1],):
-        raise ValueError(
-            f"temperature must have one entry for each of the {query.shape[1]} query heads, got "
-            f"shape {tuple(temperature.shape)}"
-        )
 
 
 def _check_memory(memory: OVQMemory, key: Tensor, value: Tensor, chunk_size: int) -> None:

@@ -11,16 +11,16 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from meanbank.ops.kvm.memory import accumulator_dtype
+from meanbank.core.precision import accumulator_dtype
 from meanbank.ops.kvm.reference import (
     add_rows,
     append,
-    first_argmax,
     gather,
     per_head,
     spans,
     split,
 )
+from meanbank.ops.kvm.routing import ascending, first_argmax
 from meanbank.ops.ovq.memory import OVQMemory, OVQRows
 
 EPSILON = 1e-5  # added to the norm that divides queries and keys
@@ -127,14 +127,3 @@ def assign(key: Tensor, row_key: Tensor, count: int) -> tuple[Tensor, Tensor]:
     noise = 2 * torch.finfo(key.dtype).eps * (longest[0] * longest[1])[..., None]
     similarity = key @ row_key.mT
     return ascending(similarity.amax(dim=-1), noise)[..., :count], first_argmax(similarity, noise)
-
-
-def ascending(x: Tensor, noise: Tensor) -> Tensor:
-    """Indices that sort x (B, Hkv, C); ties keep their order.
-
-    Ties are sorted neighbours at most `noise` (B, Hkv, 1) apart.
-    """
-    values, order = x.sort(dim=-1)
-    steps = torch.diff(values, dim=-1, prepend=values[..., :1]) > noise
-    rank = torch.empty_like(order).scatter_(-1, order, steps.cumsum(dim=-1))
-    return rank.sort(dim=-1, stable=True).indices

@@ -9,8 +9,8 @@ import torch
 
 from meanbank.core.config import Tagged
 from meanbank.model import MeanbankForCausalLM
+from meanbank.model.roles import Member, Role, members_of, pick
 from meanbank.training.recipes.optimizers import Optimizers
-from meanbank.training.recipes.roles import Member, Role, members_of, pick
 
 Group = dict[str, Any]  # of an optimizer, with its name
 

@@ -4,8 +4,8 @@ import dataclasses
 import math
 from collections.abc import Sequence
 
+from meanbank.model.roles import Member, Role, pick
 from meanbank.training.recipes.base import Group, Recipe, adamw_group
-from meanbank.training.recipes.roles import Member, Role, pick
 
 WARMDOWN = 0.65  # share of all steps
 FINAL = 0.05  # share of the peak learning rate at the end

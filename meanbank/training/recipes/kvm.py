@@ -4,9 +4,9 @@ import dataclasses
 from collections import defaultdict
 from collections.abc import Sequence
 
+from meanbank.model.roles import Member, Role, pick
 from meanbank.model.rwkv7 import rank
 from meanbank.training.recipes.base import Group, Recipe, adamw_group
-from meanbank.training.recipes.roles import Member, Role, pick
 from meanbank.values.projected import low_rank
 
 

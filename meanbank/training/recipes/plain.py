@@ -3,8 +3,8 @@
 import dataclasses
 from collections.abc import Sequence
 
+from meanbank.model.roles import Member, Role, pick
 from meanbank.training.recipes.base import Group, Recipe, adamw_group
-from meanbank.training.recipes.roles import Member, Role, pick
 
 MATRICES = (Role.EMBEDDING, Role.HEAD, Role.MATRIX, Role.LOW_RANK, Role.VALUE_GATE)
 

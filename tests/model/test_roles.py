@@ -10,9 +10,9 @@ from torch import nn
 from meanbank import MeanbankConfig, MeanbankForCausalLM
 from meanbank.memory import MemoryConfig
 from meanbank.model.backbones import BACKBONES
+from meanbank.model.roles import NAMED, Role, members_of, pick, role_of
 from meanbank.training import Recipe
 from meanbank.training.recipes.kvm import rank_at
-from meanbank.training.recipes.roles import NAMED, Role, members_of, pick, role_of
 from meanbank.values import ValueSourceConfig
 
 VOCABULARY = 37  # no other dimension

@@ -1,4 +1,4 @@
-"""What each parameter is for, by its name: the one place where recipes tell parameters apart."""
+"""What each parameter is for, by its name: the one place where parameters are told apart."""
 
 import enum
 import re
@@ -68,7 +68,7 @@ def role_of(name: str, parameter: Tensor) -> Role:
         return Role.VECTOR
     if parameter.ndim == 2 and name.endswith(".weight"):
         return Role.MATRIX
-    raise ValueError(f"{name} has no role in training; give it one in {__name__}")
+    raise ValueError(f"{name} has no role; give it one in {__name__}")
 
 
 class Member(NamedTuple):

@@ -1,0 +1,39 @@
+"""Checks of arguments that attention operators share; each raises ValueError in one line."""
+
+from torch import Tensor
+
+
+def check_attention(query: Tensor, key: Tensor, value: Tensor) -> None:
+    """Shapes and dtypes of query (B, H, T, Dk), key (B, Hkv, T, Dk) and value (B, Hkv, T, Dv)."""
+    for name, tensor in (("query", query), ("key", key), ("value", value)):
+        if tensor.ndim != 4 or not tensor.is_floating_point():
+            raise ValueError(
+                f"{name} must be a floating-point tensor (batch, heads, tokens, channels), got "
+                f"{tensor.dtype} of shape {tuple(tensor.shape)}"
+            )
+    if key.shape[:3] != value.shape[:3]:
+        raise ValueError(
+            f"key and value must agree in batch, heads and tokens, got {tuple(key.shape)} and "
+            f"{tuple(value.shape)}"
+        )
+    if (query.shape[0], *query.shape[2:]) != (key.shape[0], *key.shape[2:]):
+        raise ValueError(
+            f"query and key must agree in batch, tokens and channels, got {tuple(query.shape)} "
+            f"and {tuple(key.shape)}"
+        )
+    if query.shape[1] % key.shape[1]:
+        raise ValueError(
+            f"the number of query heads ({query.shape[1]}) must be a multiple of the number of "
+            f"key heads ({key.shape[1]})"
+        )
+    if query.shape[2] == 0:
+        raise ValueError("at least one token is needed, got none")
+
+
+def check_per_head(name: str, tensor: Tensor, query: Tensor) -> None:
+    """One number for each query head."""
+    if tensor.shape != (query.shape[1],):
+        raise ValueError(
+            f"{name} must have one entry for each of the {query.shape[1]} query heads, got shape "
+            f"{tuple(tensor.shape)}"
+        )
