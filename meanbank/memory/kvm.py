@@ -13,9 +13,9 @@ from meanbank.core.conventions import Conventions
 from meanbank.core.flops import Flops, linear_flops
 from meanbank.core.geometry import Geometry
 from meanbank.core.precision import accumulator_dtype
-from meanbank.core.state import State
-from meanbank.memory.base import Memory, MemoryConfig
+from meanbank.memory.base import MemoryConfig
 from meanbank.memory.budgets import Budget, PowerLaw
+from meanbank.memory.operator import OperatorMemory
 from meanbank.memory.window import visible_pairs
 from meanbank.ops.attention import BlockRule
 from meanbank.ops.kvm import KVMMemory, kvm_attention
@@ -98,15 +98,7 @@ class KVM(MemoryConfig, tag="kvm"):
         return KeyValueMeans(self, geometry)
 
 
-@dataclasses.dataclass(frozen=True)
-class KVMState(State):
-    """The operator's memory without window values, which `values` stores in their source's form."""
-
-    memory: KVMMemory
-    values: Tensor
-
-
-class KeyValueMeans(Memory):
+class KeyValueMeans(OperatorMemory):
     """Parameters: LN_s, the merge gate's projection and two temperatures a head."""
 
     def __init__(self, config: KVM, geometry: Geometry) -> None:
@@ -121,14 +113,7 @@ class KeyValueMeans(Memory):
             self.state_temperature = nn.Parameter(torch.ones(geometry.num_heads))
             self.window_temperature = nn.Parameter(torch.ones(geometry.num_heads))
 
-    def forward(self, query, key, values, gate_input, state, layout):
-        memory, carried = None, 0
-        if state is not None:
-            carried = state.memory.window_length
-            values = values.after(state.values)
-        window_value, value = values.dense().to(query.dtype).tensor_split([carried], dim=2)
-        if state is not None:
-            memory = dataclasses.replace(state.memory, window_value=window_value)
+    def attend(self, query, key, value, gate_input, memory):
         attended = kvm_attention(
             query,
             key,
@@ -144,11 +129,7 @@ class KeyValueMeans(Memory):
             backend=self.config.backend,
             **self.config.operator_settings(),
         )
-        output, memory = cast(tuple[Tensor, KVMMemory], attended)
-        at_hand = carried + layout.length
-        kept = torch.arange(at_hand - memory.window_length, at_hand, device=query.device)
-        memory = dataclasses.replace(memory, window_value=None)
-        return output, KVMState(memory, values.stored(kept))
+        return cast(tuple[Tensor, KVMMemory], attended)
 
     def initialize(self) -> None:
         for temperature in (self.state_temperature, self.window_temperature):

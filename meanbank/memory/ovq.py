@@ -3,6 +3,7 @@
 import dataclasses
 import math
 from collections.abc import Iterator
+from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -12,9 +13,9 @@ from meanbank.core.conventions import Conventions
 from meanbank.core.flops import Flops
 from meanbank.core.geometry import Geometry
 from meanbank.core.precision import accumulator_dtype
-from meanbank.core.state import State
-from meanbank.memory.base import Memory, MemoryConfig
+from meanbank.memory.base import MemoryConfig
 from meanbank.memory.budgets import Budget, Saturating
+from meanbank.memory.operator import OperatorMemory
 from meanbank.ops.ovq import OVQMemory, ovq_attention
 
 
@@ -43,15 +44,7 @@ class OVQ(MemoryConfig, tag="ovq"):
         return OVQAttention(self, geometry)
 
 
-@dataclasses.dataclass(frozen=True)
-class OVQState(State):
-    """The operator's memory without pending values, which `values` stores as their source does."""
-
-    memory: OVQMemory
-    values: Tensor
-
-
-class OVQAttention(Memory):
+class OVQAttention(OperatorMemory):
     """Parameter: one temperature a query head."""
 
     def __init__(self, config: OVQ, geometry: Geometry) -> None:
@@ -62,14 +55,7 @@ class OVQAttention(Memory):
     def initialize(self) -> None:
         init.ones_(self.temperature)
 
-    def forward(self, query, key, values, gate_input, state, layout):
-        memory, carried = None, 0
-        if state is not None:
-            carried = state.memory.pending_length
-            values = values.after(state.values)
-        pending, value = values.dense().to(query.dtype).tensor_split([carried], dim=2)
-        if state is not None:
-            memory = dataclasses.replace(state.memory, pending_value=pending)
+    def attend(self, query, key, value, gate_input, memory):
         attended = ovq_attention(
             query,
             key,
@@ -80,12 +66,7 @@ class OVQAttention(Memory):
             memory=memory,
             return_memory=True,
         )
-        assert isinstance(attended, tuple)
-        output, memory = attended
-        at_hand = carried + layout.length
-        kept = torch.arange(at_hand - memory.pending_length, at_hand, device=query.device)
-        memory = dataclasses.replace(memory, pending_value=None)
-        return output, OVQState(memory, values.stored(kept))
+        return cast(tuple[Tensor, OVQMemory], attended)
 
     def dictionary_rows(self, tokens: int) -> int:
         """Rows of the dictionary within the first `tokens` tokens."""

@@ -135,7 +135,7 @@ def test_gradients_through_a_carried_memory():
         output, memory = ovq_attention(
             **part_of(given, 6, 11), **SETTINGS, memory=memory, return_memory=True
         )
-        return output, memory.rows.key, memory.rows.value, memory.pending_key
+        return output, memory.rows.key, memory.rows.value, memory.window_key
 
     assert gradcheck(run, [t.requires_grad_() for t in arguments.values()], eps=1e-6, atol=1e-6)
 
@@ -204,12 +204,12 @@ def test_a_chunk_is_taken_in_when_the_next_token_arrives():
     arguments = inputs(9)
     _, memory = ovq_attention(**part_of(arguments, 0, 8), **SETTINGS, return_memory=True)
     assert memory.rows.count.sum() == 4
-    assert memory.pending_length == 4
+    assert memory.window_length == 4
     _, memory = ovq_attention(
         **part_of(arguments, 8, 9), **SETTINGS, memory=memory, return_memory=True
     )
     assert memory.rows.count.sum() == 8
-    assert memory.pending_length == 1
+    assert memory.window_length == 1
 
 
 def test_a_memory_holds_no_more_than_it_says():
@@ -222,8 +222,8 @@ def test_values_may_be_put_back_between_calls():
     arguments = inputs(10)
     whole = ovq_attention(**arguments, **SETTINGS)
     _, memory = ovq_attention(**part_of(arguments, 0, 7), **SETTINGS, return_memory=True)
-    bare = dataclasses.replace(memory, pending_value=None)
-    memory = dataclasses.replace(bare, pending_value=arguments["value"][:, :, 4:7])
+    bare = dataclasses.replace(memory, window_value=None)
+    memory = dataclasses.replace(bare, window_value=arguments["value"][:, :, 4:7])
     output = ovq_attention(**part_of(arguments, 7, 10), **SETTINGS, memory=memory)
     assert (output - whole[:, :, 7:]).abs().max() <= 1e-12
 
@@ -275,7 +275,7 @@ def test_half_precision_keeps_means_and_counts_in_fp32(dtype):
     arguments = inputs(60, heads=4, kv_heads=2, dtype=torch.float32)
     half = {name: tensor.to(dtype) for name, tensor in arguments.items()}
     output, memory = ovq_attention(**half, **SETTINGS, return_memory=True)
-    assert output.dtype == memory.pending_key.dtype == memory.pending_value.dtype == dtype
+    assert output.dtype == memory.window_key.dtype == memory.window_value.dtype == dtype
     assert {tensor.dtype for tensor in memory.rows.tensors()} == {torch.float32}
     assert (memory.rows.count.sum(dim=-1) == 56).all()
     before = ovq_attention(**part_of(arguments, 0, 4), **SETTINGS)
@@ -335,8 +335,8 @@ def test_no_tokens_are_refused():
         {"memory": {"seen": 8}},
         {"memory": {"seen": 2}},
         {"memory": {"rows": None}},
-        {"memory": {"pending_value": None}},
-        {"memory": {"pending_value": torch.zeros(1, 1, 2, 3)}},
+        {"memory": {"window_value": None}},
+        {"memory": {"window_value": torch.zeros(1, 1, 2, 3)}},
         {"inputs": {"batch": 3}},
         {"inputs": {"value_dim": 5}},
         {"inputs": {"key_dim": 8}},

@@ -76,10 +76,10 @@ def memory(attention) -> dict[str, torch.Tensor]:
     if not hasattr(state, "memory"):  # full attention and windows
         return {"k": state.key, "v": state.values}
     inner = state.memory
-    if hasattr(inner, "pending_key"):
+    if not hasattr(inner, "window_gate"):
         rows = {"ovq_d_k": inner.rows.key, "ovq_d_v": inner.rows.value}
         rows["ovq_d_counts"] = inner.rows.count[..., None]
-        return {**rows, "ovq_pending_k": inner.pending_key, "ovq_pending_v": state.values}
+        return {**rows, "ovq_pending_k": inner.window_key, "ovq_pending_v": state.values}
     gates = inner.window_gate
     if gates is None:  # without a gate theirs holds ones
         gates = torch.ones_like(inner.window_key[..., 0])

@@ -76,14 +76,14 @@ def ovq_attention(
 def _check_memory(memory: OVQMemory, key: Tensor, value: Tensor, chunk_size: int) -> None:
     start = (memory.seen - 1) // chunk_size * chunk_size  # of the chunk that is pending
     expected = (*key.shape[:2], memory.seen - start, key.shape[3])
-    if memory.pending_length != memory.seen - start:
+    if memory.window_length != memory.seen - start:
         raise ValueError(
-            f"the memory holds {memory.pending_length} pending tokens after {memory.seen}, which "
+            f"the memory holds {memory.window_length} pending tokens after {memory.seen}, which "
             f"chunk_size {chunk_size} cannot give: it was made with another chunk_size"
         )
-    if memory.pending_key.shape != expected:
+    if memory.window_key.shape != expected:
         raise ValueError(
-            f"the memory's pending keys have shape {tuple(memory.pending_key.shape)}, expected "
+            f"the memory's pending keys have shape {tuple(memory.window_key.shape)}, expected "
             f"{expected}: it belongs to other sizes or another batch"
         )
     if (memory.rows is None) != (start == 0):
@@ -94,7 +94,7 @@ def _check_memory(memory: OVQMemory, key: Tensor, value: Tensor, chunk_size: int
         memory.rows.key.shape[:2] != key.shape[:2] or memory.rows.value.shape[3] != value.shape[3]
     ):
         raise ValueError("the memory's rows belong to other sizes or another batch")
-    held = memory.pending_value
+    held = memory.window_value
     if held is None or held.shape != (*expected[:3], value.shape[3]):
         raise ValueError(
             "the memory holds no pending values of the right size; put them back first"

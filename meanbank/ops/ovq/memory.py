@@ -30,8 +30,8 @@ class OVQMemory(State):
     """Everything `ovq_attention` needs in order to go on after `seen` tokens.
 
     rows: the dictionary; None until a token has arrived after the first chunk.
-    pending_key: (B, Hkv, L, Dk) normalised keys of the current chunk, L = 1 to chunk_size.
-    pending_value: (B, Hkv, L, Dv); None when the caller stores values in a form of its own and
+    window_key: (B, Hkv, L, Dk) normalised keys of the current chunk, L = 1 to chunk_size.
+    window_value: (B, Hkv, L, Dv); None when the caller stores values in a form of its own and
         puts them back before the next call.
     seen: tokens seen so far.
 
@@ -40,10 +40,10 @@ class OVQMemory(State):
     """
 
     rows: OVQRows | None
-    pending_key: Tensor
-    pending_value: Tensor | None
+    window_key: Tensor
+    window_value: Tensor | None
     seen: int
 
     @property
-    def pending_length(self) -> int:
-        return self.pending_key.shape[2]
+    def window_length(self) -> int:
+        return self.window_key.shape[2]

@@ -41,26 +41,26 @@ def ovq_attention_reference(
     scale = per_head(temperature, kv_heads) * math.sqrt(key_dim)
     query = (normalized(query).view(batch, kv_heads, -1, length, key_dim) * scale).to(key.dtype)
     seen, rows = 0, None
-    pending_key, pending_value = key[:, :, :0], value[:, :, :0]
+    window_key, window_value = key[:, :, :0], value[:, :, :0]
     if memory is not None:
         seen, rows = memory.seen, memory.rows
         if rows is not None:
             rows = rows.map(lambda tensor: tensor.to(accumulator_dtype(key.dtype)))
-        assert memory.pending_value is not None  # the api has checked
-        pending_key, pending_value = memory.pending_key.to(key), memory.pending_value.to(value)
+        assert memory.window_value is not None  # the api has checked
+        window_key, window_value = memory.window_key.to(key), memory.window_value.to(value)
 
     outputs, parts = [], spans(seen, seen + length, chunk_size)
     for (start, _), (block_query,), (block_key, block_value) in zip(
         parts, split((query,), parts, dim=3), split((key, value), parts), strict=True
     ):
         if start and start % chunk_size == 0:  # a token arrives after a whole chunk
-            rows = take_in(rows, pending_key, pending_value, int(budget(start)))
-            pending_key, pending_value = key[:, :, :0], value[:, :, :0]
-        pending_key = append(pending_key, block_key)
-        pending_value = append(pending_value, block_value)
-        outputs.append(read(block_query, pending_key, pending_value, rows))
+            rows = take_in(rows, window_key, window_value, int(budget(start)))
+            window_key, window_value = key[:, :, :0], value[:, :, :0]
+        window_key = append(window_key, block_key)
+        window_value = append(window_value, block_value)
+        outputs.append(read(block_query, window_key, window_value, rows))
     output = torch.cat(outputs, dim=3).flatten(1, 2)
-    return output, OVQMemory(rows, pending_key, pending_value, seen + length)
+    return output, OVQMemory(rows, window_key, window_value, seen + length)
 
 
 def normalized(x: Tensor) -> Tensor:

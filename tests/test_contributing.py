@@ -1,0 +1,59 @@
+"""CONTRIBUTING's worked examples, written as files, pass the conformance list."""
+
+import ast
+import importlib.util
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+from meanbank.memory import MemoryConfig
+from meanbank.values import ValueSourceConfig
+from tests.conformance import models, test_gradients, test_matrix
+from tests.planning import test_flops
+
+GUIDE = (Path(__file__).parents[1] / "CONTRIBUTING.md").read_text(encoding="utf-8")
+EXAMPLES = {
+    "landmarks": (MemoryConfig, models.MEMORIES),
+    "hashed": (ValueSourceConfig, models.SOURCES),
+}
+
+
+@pytest.fixture(params=EXAMPLES)
+def example(request, tmp_path, monkeypatch):
+    """The example's tag, registered as the guide says, its line added to the test's table."""
+    tag = request.param
+    family, table = EXAMPLES[tag]
+    (code,) = re.findall(rf"```python\n(# meanbank/\w+/{tag}\.py\n.*?)```", GUIDE, flags=re.DOTALL)
+    (line,) = re.findall(rf"`(\"{tag}\": .*?),`", GUIDE)
+    name = f"guide_{tag}"
+    path = tmp_path / f"{name}.py"
+    path.write_text(code, encoding="utf-8")
+    spec = importlib.util.spec_from_file_location(name, path)
+    module = importlib.util.module_from_spec(spec)
+    monkeypatch.setitem(sys.modules, name, module)
+    spec.loader.exec_module(module)
+    monkeypatch.setitem(table, tag, ast.literal_eval(f"{{{line}}}")[tag])
+    yield tag
+    del family.family[tag]
+
+
+@pytest.mark.parametrize("backbone", models.BACKBONES)
+def test_the_examples_pass_the_list(example, backbone, tmp_path):
+    if example in models.MEMORIES:
+        for source in ("projection", "bank", "mixed_bank"):
+            test_matrix.test_the_list(example, source, backbone, tmp_path / source)
+            test_flops.test_flops_are_those_of_the_model(backbone, example, source, "all")
+    else:
+        for memory in ("full", "kvm_power_law", "rwkv7"):
+            test_matrix.test_the_list(memory, example, backbone, tmp_path / memory)
+            test_flops.test_flops_are_those_of_the_model(backbone, memory, example, "all")
+
+
+def test_their_gradients(example):
+    for length in test_gradients.LENGTHS:
+        if example in models.MEMORIES:
+            test_gradients.test_memories(example, length)
+        else:
+            test_gradients.test_value_sources(example, length)
