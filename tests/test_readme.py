@@ -30,7 +30,8 @@ def test_yaml_blocks_are_configurations(text, tmp_path):
 
 
 def test_named_configurations_exist():
-    names = set(re.findall(r"meanbank train (\S+)", README))
-    assert len(names) >= 2
+    names = set(re.findall(r"meanbank (?:train|plan) (\S+)", README))
+    names |= set(re.findall(r"--match (\S+)", README))
+    assert len(names) >= 4
     for name in names:
         assert load_config(name).description
