@@ -1,26 +1,153 @@
-"""Layout: where the tokens of one call stand in their sequence."""
+"""Layout: where the tokens of one call stand in their sequences.
+
+Most calls are uniform: every row of the batch reads T tokens that follow the same number of earlier
+ones. Rows of different lengths and packed documents are made of spans, and only what looks across
+tokens has to know: a memory gets one span at a time.
+"""
 
 import dataclasses
+import functools
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
 
 @dataclasses.dataclass(frozen=True)
-class Layout:
-    """`length` new tokens that follow `seen` earlier ones, alike for every row of the batch.
+class Span:
+    """`length` new tokens of each of some rows that follow `seen` earlier ones.
 
+    rows: their indices in the batch, None for all; start: the column of the first token.
     Positions come from tokens seen, never from how many rows a memory holds.
     """
 
     seen: int
     length: int
+    rows: tuple[int, ...] | None = None
+    start: int = 0
 
     @property
     def total(self) -> int:
         """Tokens seen after this call."""
         return self.seen + self.length
 
+    @property
+    def stop(self) -> int:
+        """The column after the last token."""
+        return self.start + self.length
+
     def positions(self, device: torch.device | str | None = None) -> Tensor:
         """Positions of the new tokens, (T,)."""
         return torch.arange(self.seen, self.total, device=device)
+
+
+@dataclasses.dataclass(frozen=True)
+class Layout:
+    """The spans of a batch of T columns; columns of a row that no span covers are padding.
+
+    Tokens of a row are left-aligned: its spans follow each other from column 0, and only the first
+    of them goes on from what the row has seen before; each later one begins a document.
+    """
+
+    seen: tuple[int, ...]  # by each row before this call
+    length: int
+    spans: tuple[Span, ...]
+
+    @classmethod
+    def uniform(cls, batch: int, seen: int, length: int) -> "Layout":
+        """Every row reads `length` tokens after `seen`."""
+        return cls((seen,) * batch, length, (Span(seen, length),))
+
+    @property
+    def batch(self) -> int:
+        return len(self.seen)
+
+    @classmethod
+    def ragged(cls, seen: Sequence[int], documents: Sequence[Sequence[int]]) -> "Layout":
+        """Row r, which has seen seen[r] tokens, reads documents of lengths documents[r].
+
+        Its first document goes on from the tokens seen; the others start afresh.
+        """
+        length = max(1, *(sum(lengths) for lengths in documents))
+        if len(set(seen)) == 1 and all(list(lengths) == [length] for lengths in documents):
+            return cls.uniform(len(seen), seen[0], length)
+        rows: dict[tuple[int, int, int], list[int]] = {}
+        for row, lengths in enumerate(documents):
+            start = 0
+            for number, count in enumerate(lengths):
+                if count:
+                    key = (start, seen[row] if number == 0 else 0, count)
+                    rows.setdefault(key, []).append(row)
+                start += count
+        spans = (Span(before, n, tuple(r), at) for (at, before, n), r in sorted(rows.items()))
+        return cls(tuple(seen), length, tuple(spans))
+
+    @property
+    def is_uniform(self) -> bool:
+        return self.spans[0].rows is None if self.spans else False
+
+    @functools.cached_property
+    def lengths(self) -> tuple[int, ...]:
+        """New tokens of each row."""
+        if self.is_uniform:
+            return (self.length,) * self.batch
+        lengths = [0] * self.batch
+        for span in self.spans:
+            for row in span.rows or ():
+                lengths[row] = max(lengths[row], span.stop)
+        return tuple(lengths)
+
+    @property
+    def total(self) -> tuple[int, ...]:
+        """Tokens seen by each row after this call, in its last document."""
+        if self.is_uniform:
+            return (self.spans[0].total,) * self.batch
+        total = list(self.seen)
+        for span in self.spans:  # sorted by column: the last one of a row stays
+            for row in span.rows or ():
+                total[row] = span.total
+        return tuple(total)
+
+    def positions(self, device: torch.device | str | None = None) -> Tensor:
+        """Positions of the new tokens: (T,), or (B, T) where rows differ; padding has 0."""
+        if self.is_uniform:
+            return self.spans[0].positions(device)
+        positions = torch.zeros(self.batch, self.length, dtype=torch.long)
+        for span in self.spans:
+            positions[list(span.rows or ()), span.start : span.stop] = span.positions()
+        return positions.to(device)
+
+    def before(self, x: Tensor, carried: Tensor | None, *, zero: bool) -> Tensor:
+        """What stands before each token of x (B, T, W): the token before it in its document.
+
+        carried: (B, 1, W) the last token of each row's last call, None at the start. Before a
+        document's first token stands zero, or that token itself.
+        """
+        first = torch.zeros_like(x[:, :1]) if zero else x[:, :1]
+        if carried is not None and self.is_uniform and self.spans[0].seen:
+            first = carried.to(x.dtype)
+        before = torch.cat([first, x[:, :-1]], dim=1)
+        if self.is_uniform:
+            return before
+        begins = torch.zeros(self.batch, self.length, 1, dtype=torch.bool)
+        goes_on = torch.zeros(self.batch, 1, 1, dtype=torch.bool)
+        for span in self.spans:
+            if span.seen:
+                goes_on[list(span.rows or ()), 0] = True
+            else:
+                begins[list(span.rows or ()), span.start] = True
+        before = torch.where(begins.to(x.device), 0.0 if zero else x, before)
+        if carried is not None:
+            old = torch.where(goes_on.to(x.device), carried.to(x.dtype), before[:, :1])
+            before = torch.cat([old, before[:, 1:]], dim=1)
+        return before
+
+    def last(self, x: Tensor, carried: Tensor | None) -> Tensor:
+        """The last token of each row of x (B, T, W), or what it carried where it reads none."""
+        if self.is_uniform:
+            return x[:, -1:].clone()
+        index = torch.tensor(self.lengths, device=x.device)[:, None, None]
+        last = x.gather(1, (index - 1).clamp_min(0).expand(-1, 1, x.shape[2]))
+        if carried is None:
+            return last
+        return torch.where(index > 0, last, carried.to(x.dtype))

@@ -26,6 +26,10 @@ class Values(abc.ABC):
         """What a state keeps of the tokens `index` (all by default): one tensor, batch first."""
 
     @abc.abstractmethod
+    def part(self, rows: Tensor, start: int, stop: int) -> "Values":
+        """The values of tokens [start, stop) of some batch rows (R,)."""
+
+    @abc.abstractmethod
     def after(self, stored: Tensor | None) -> "Values":
         """These values preceded by the tokens that `stored`, as `stored()` gave it, stands for."""
 
@@ -41,6 +45,9 @@ class DenseValues(Values):
 
     def stored(self, index: Tensor | None = None) -> Tensor:
         return self.tensor if index is None else self.tensor.index_select(2, index)
+
+    def part(self, rows: Tensor, start: int, stop: int) -> "DenseValues":
+        return DenseValues(self.tensor[rows, :, start:stop])
 
     def after(self, stored: Tensor | None) -> "DenseValues":
         if stored is None:
@@ -67,6 +74,9 @@ class BankedValues(Values):
     def stored(self, index: Tensor | None = None) -> Tensor:
         ids = self.token_ids if index is None else self.token_ids.index_select(1, index)
         return ids.to(torch.int32)
+
+    def part(self, rows: Tensor, start: int, stop: int) -> "BankedValues":
+        return dataclasses.replace(self, token_ids=self.token_ids[rows, start:stop])
 
     def after(self, stored: Tensor | None) -> "BankedValues":
         if stored is None:

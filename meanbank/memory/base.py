@@ -11,7 +11,7 @@ from meanbank.core.config import Tagged
 from meanbank.core.conventions import Conventions
 from meanbank.core.flops import Flops, products
 from meanbank.core.geometry import Geometry
-from meanbank.core.layout import Layout
+from meanbank.core.layout import Span
 from meanbank.core.state import State
 from meanbank.core.values import Values
 
@@ -49,13 +49,13 @@ class Memory(nn.Module, abc.ABC):
         values: Values,
         gate_input: Tensor,
         state: Any,
-        layout: Layout,
+        span: Span,
     ) -> tuple[Tensor, State]:
         """Attend from T new tokens and remember them.
 
         query (B, H, T, Dk) and key (B, Hkv, T, Dk) after rotary positions; values of the same
         tokens; gate_input (B, T, hidden_size), what the layer saw; state: what the last call
-        returned, None at the start of a sequence; layout: where the tokens stand. Returns
+        returned, None at the start of a sequence; span: where the tokens stand. Returns
         (B, H, T, Dv) and the new state; the old one stays valid.
         """
 

@@ -29,7 +29,7 @@ class FullState(State):
 
 
 class FullMemory(Memory):
-    def forward(self, query, key, values, gate_input, state, layout):
+    def forward(self, query, key, values, gate_input, state, span):
         if state is not None:
             key = torch.cat([state.key.to(key.dtype), key], dim=2)
             values = values.after(state.values)

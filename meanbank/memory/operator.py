@@ -31,7 +31,7 @@ class OperatorMemory(Memory):
     ) -> tuple[Tensor, Any]:
         """Call the operator: outputs (B, H, T, Dv) and its memory after the T tokens."""
 
-    def forward(self, query, key, values, gate_input, state, layout):
+    def forward(self, query, key, values, gate_input, state, span):
         memory, carried = None, 0
         if state is not None:
             carried = state.memory.window_length
@@ -40,7 +40,7 @@ class OperatorMemory(Memory):
         if state is not None:
             memory = dataclasses.replace(state.memory, window_value=window_value)
         output, memory = self.attend(query, key, value, gate_input, memory)
-        at_hand = carried + layout.length
+        at_hand = carried + span.length
         kept = torch.arange(at_hand - memory.window_length, at_hand, device=query.device)
         memory = dataclasses.replace(memory, window_value=None)
         return output, OperatorState(memory, values.stored(kept))

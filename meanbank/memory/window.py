@@ -28,13 +28,13 @@ class WindowMemory(Memory):
         super().__init__(geometry)
         self.window = window
 
-    def forward(self, query, key, values, gate_input, state, layout):
+    def forward(self, query, key, values, gate_input, state, span):
         if state is not None:
             key = torch.cat([state.key.to(key.dtype), key], dim=2)
             values = values.after(state.values)
         dense = values.dense().to(query.dtype)
-        output = window_attention(query, key, dense, self.window, layout.seen)
-        kept = self._kept(layout.seen, layout.total, key.device)
+        output = window_attention(query, key, dense, self.window, span.seen)
+        kept = self._kept(span.seen, span.total, key.device)
         return output, WindowState(key.index_select(2, kept), values.stored(kept))
 
     def _kept(self, seen: int, total: int, device: torch.device) -> Tensor:

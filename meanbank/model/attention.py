@@ -9,7 +9,10 @@ from torch import Tensor, nn
 from meanbank.core.context import Context
 from meanbank.core.flops import Flops, linear_flops
 from meanbank.core.geometry import Geometry, merge_heads
-from meanbank.core.state import State
+from meanbank.core.layout import Layout
+from meanbank.core.state import State, gathered, rows_of
+from meanbank.core.values import Values
+from meanbank.memory import Memory
 from meanbank.model.backbone import Backbone
 from meanbank.model.layers import AddressState
 from meanbank.model.mixer import Mixer
@@ -24,6 +27,63 @@ class AttentionState(State):
     address: AddressState | None
     values: Any
     memory: Any
+
+
+def attend(
+    memory: Memory,
+    query: Tensor,
+    key: Tensor,
+    values: Values,
+    gate_input: Tensor,
+    state: Any,
+    layout: Layout,
+) -> tuple[Tensor, Any]:
+    """Call a memory, span by span where rows differ; see `Memory.forward`.
+
+    A row's memory is that of its last document. Padding gets zeros.
+    """
+    if layout.is_uniform:
+        (span,) = layout.spans
+        return memory(query, key, values, gate_input, state if span.seen else None, span)
+    width = memory.geometry.value_dim
+    output = query.new_zeros(*query.shape[:3], width)
+    states = []
+    for span in layout.spans:
+        assert span.rows is not None
+        rows = torch.tensor(span.rows, device=query.device)
+        before = rows_of(state, span.rows) if span.seen else None
+        part = slice(span.start, span.stop)
+        read, new = memory(
+            query[rows, :, part],
+            key[rows, :, part],
+            values.part(rows, span.start, span.stop),
+            gate_input[rows, part],
+            before,
+            span,
+        )
+        output[rows, :, part] = read
+        states.append(new)
+    return output, states_after(state, states, layout)
+
+
+def states_after(old: Any, states: list[Any], layout: Layout) -> Any:
+    """One state from those after each span: of every row that after its last one."""
+    last = {row: number for number, span in enumerate(layout.spans) for row in span.rows or ()}
+    places: dict[int, list[tuple[tuple[int, ...], Any]]] = {}
+    for number, (span, state) in enumerate(zip(layout.spans, states, strict=True)):
+        assert span.rows is not None
+        local = [at for at, row in enumerate(span.rows) if last[row] == number]
+        if local:
+            rows = tuple(span.rows[at] for at in local)
+            kept = state if rows == span.rows else state.select(torch.tensor(local))
+            places.setdefault(span.total, []).append((rows, kept))
+    idle: dict[int, list[int]] = {}
+    for row, seen in enumerate(layout.seen):
+        if row not in last and seen:
+            idle.setdefault(seen, []).append(row)
+    for seen, rows in idle.items():
+        places.setdefault(seen, []).append((tuple(rows), rows_of(old, tuple(rows))))
+    return gathered(layout.batch, places)
 
 
 class SoftmaxAttention(Mixer):
@@ -44,7 +104,8 @@ class SoftmaxAttention(Mixer):
     ) -> tuple[Tensor, AttentionState]:
         query, key, address = self.address(x, state and state.address, context.layout)
         values, value_state = self.values(x, start, context, state and state.values)
-        output, memory = self.memory(query, key, values, x, state and state.memory, context.layout)
+        held = state and state.memory
+        output, memory = attend(self.memory, query, key, values, x, held, context.layout)
         return self.output(merge_heads(output)), AttentionState(address, value_state, memory)
 
     def publish(self, start: Tensor, context: Context, state: AttentionState | None) -> Tensor:

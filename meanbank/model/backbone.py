@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from meanbank.core.conventions import Conventions
 from meanbank.core.flops import Flops
+from meanbank.core.layout import Layout
 from meanbank.model.layers import Address
 
 
@@ -26,7 +27,7 @@ class Stem(nn.Module, abc.ABC):
         self.hidden_size = hidden_size
 
     @abc.abstractmethod
-    def forward(self, embedded: Tensor, state: Any) -> tuple[Tensor, Any]:
+    def forward(self, embedded: Tensor, state: Any, layout: Layout) -> tuple[Tensor, Any]:
         """embedded (B, T, hidden_size) -> x0 (B, T, hidden_size), and the state after T tokens."""
 
     @abc.abstractmethod

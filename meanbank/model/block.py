@@ -65,7 +65,7 @@ class Block(nn.Module):
             context = context.publish(self.place.layer, published)
         change, mixed = self.attention(normed, start, context, mixed)
         x = x + self.residual_scale * change
-        change, mlp = self.mlp(self.mlp_norm(x), None if state is None else state.mlp)
+        change, mlp = self.mlp(self.mlp_norm(x), state and state.mlp, context.layout)
         x = x + self.residual_scale * change
         return x, context, BlockState(mixed, mlp)
 

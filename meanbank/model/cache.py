@@ -19,13 +19,15 @@ class StateLayer(CacheLayerMixin):
     def __init__(self) -> None:
         super().__init__()
         self.state: State | None = None
-        self.seen = 0
+        self.seen = 0  # columns, padding included
+        self.lengths: tuple[int, ...] = ()  # tokens of each row's sequence
         self.device: torch.device | None = None
 
-    def store(self, state: State, seen: int) -> None:
-        """Replace the state by that after `seen` tokens."""
+    def store(self, state: State, seen: int, lengths: tuple[int, ...]) -> None:
+        """Replace the state by that after `seen` columns, `lengths` tokens of each row."""
         self.state, self.seen, self.is_initialized = state, seen, True
-        self.device = next(state.tensors()).device
+        self.lengths = lengths
+        self.device = next((tensor.device for tensor in state.tensors()), self.device)
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
         """Nothing to allocate: the first call of the model makes the state."""
@@ -43,7 +45,7 @@ class StateLayer(CacheLayerMixin):
         return self.seen + query_length, 0
 
     def reset(self) -> None:
-        self.state, self.seen, self.is_initialized = None, 0, False
+        self.state, self.seen, self.is_initialized, self.lengths = None, 0, False, ()
 
     def crop(self, tokens_to_remove: int) -> None:
         if tokens_to_remove != 0:
@@ -56,13 +58,15 @@ class StateLayer(CacheLayerMixin):
             self.state = change(self.state)
 
     def reorder_cache(self, beam_idx: Tensor) -> None:
-        self._apply(lambda state: state.select(beam_idx))
+        self.batch_select_indices(beam_idx)
 
     def batch_select_indices(self, indices: Tensor) -> None:
         self._apply(lambda state: state.select(indices))
+        self.lengths = tuple(self.lengths[row] for row in indices.tolist()) if self.lengths else ()
 
     def batch_repeat_interleave(self, repeats: int) -> None:
         self._apply(lambda state: state.repeat(repeats))
+        self.lengths = tuple(length for length in self.lengths for _ in range(repeats))
 
     def offload(self) -> None:
         self._apply(lambda state: state.to("cpu", non_blocking=True))
@@ -85,8 +89,13 @@ class MeanbankCache(Cache):
 
     @property
     def seen(self) -> int:
-        """Tokens seen so far."""
+        """Columns seen so far: the tokens of every row, where there was no padding."""
         return self.layers[0].seen
+
+    @property
+    def lengths(self) -> tuple[int, ...]:
+        """Tokens of each row's sequence, without padding, since its last document began."""
+        return self.layers[0].lengths
 
     def nbytes(self) -> int:
         """Bytes of memory held, all layers and rows of the batch."""

@@ -13,6 +13,7 @@ from transformers import initialization as init
 
 from meanbank.core.conventions import Conventions
 from meanbank.core.geometry import Geometry
+from meanbank.core.layout import Layout
 from meanbank.model.backbone import Backbone, StartValues, Stem
 from meanbank.model.layers import Address
 from meanbank.model.plan import AddressPlan
@@ -28,7 +29,7 @@ class NormStem(Stem):
         super().__init__(hidden_size)
         self.norm = layer_norm(hidden_size)
 
-    def forward(self, embedded: Tensor, state: None) -> tuple[Tensor, None]:
+    def forward(self, embedded: Tensor, state: None, layout: Layout) -> tuple[Tensor, None]:
         return self.norm(embedded), None
 
     def alone(self, embedded: Tensor) -> Tensor:

@@ -45,7 +45,8 @@ class Address(nn.Module, abc.ABC):
 
     @abc.abstractmethod
     def place(self, query: Tensor, key: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """Normalise heads (B, H, T, Dk) and rotate them by positions (T,), in either order."""
+        """Normalise heads (B, H, T, Dk) and rotate them by positions (T,) or (B, 1, T), in either
+        order."""
 
     def initialize(self, ratio: float) -> None:
         """Shifts as in the KVM paper; ratio falls from 1 in the first layer."""
@@ -70,13 +71,17 @@ class Address(nn.Module, abc.ABC):
         """x (B, T, hidden_size) -> query (B, H, T, Dk), key (B, Hkv, T, Dk)."""
         query, key, last = self.query(x), self.key(x), None
         if self.query_shift is not None and self.key_shift is not None:
-            last = AddressState(query[:, -1:].clone(), key[:, -1:].clone())
-            before = state or AddressState(query[:, :1], key[:, :1])
-            query = token_shift(query, self.query_shift, before.query)
-            key = token_shift(key, self.key_shift, before.key)
+            old_query, old_key = (state.query, state.key) if state else (None, None)
+            last = AddressState(layout.last(query, old_query), layout.last(key, old_key))
+            before = layout.before(query, old_query, zero=False)
+            query = token_shift(query, self.query_shift, before)
+            key = token_shift(key, self.key_shift, layout.before(key, old_key, zero=False))
         query = split_heads(query, self.geometry.num_heads)
         key = split_heads(key, self.geometry.num_kv_heads)
-        query, key = self.place(query, key, layout.positions(x.device))
+        positions = layout.positions(x.device)
+        if positions.ndim == 2:
+            positions = positions[:, None]
+        query, key = self.place(query, key, positions)
         return query, key, last
 
 
@@ -103,10 +108,12 @@ class MLP(nn.Module):
         """Numbers that its state holds for one sequence."""
         return 0 if self.shift is None else len(self.shift)
 
-    def forward(self, x: Tensor, last: Tensor | None) -> tuple[Tensor, Tensor | None]:
+    def forward(
+        self, x: Tensor, last: Tensor | None, layout: Layout
+    ) -> tuple[Tensor, Tensor | None]:
         """x (B, T, hidden_size); last (B, 1, hidden_size): the token before, None at the start."""
         new_last = None
         if self.shift is not None:
-            new_last = x[:, -1:].clone()
-            x = token_shift(x, self.shift, torch.zeros_like(x[:, :1]) if last is None else last)
+            new_last = layout.last(x, last)
+            x = token_shift(x, self.shift, layout.before(x, last, zero=True))
         return self.down(self.up(x).relu().square()), new_last

@@ -10,7 +10,7 @@ from transformers import initialization as init
 from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutputWithPast
 
 from meanbank.core.context import Context
-from meanbank.core.layout import Layout
+from meanbank.model.arrangement import Arrangement, arrange
 from meanbank.model.backbone import StartValues
 from meanbank.model.block import Block, make_blocks
 from meanbank.model.cache import MeanbankCache
@@ -94,14 +94,18 @@ class MeanbankModel(MeanbankPreTrainedModel):
         output_hidden_states: bool | None = None,
         return_dict: bool | None = None,
         past_key_values: MeanbankCache | None = None,
+        document_ids: Tensor | None = None,
         **kwargs: Any,
     ) -> BaseModelOutputWithPast | tuple:
         """Read T tokens that follow those in `cache`.
 
         input_ids (B, T); inputs_embeds (B, T, hidden_size) in their place where no layer has a
-        bank; attention_mask, if given, must be all ones (padding is not supported), (B, T) or
-        (B, seen + T); position_ids, if given, must be those that follow from the cache.
-        `cache` and its older name `past_key_values` are the same. Raises ValueError otherwise.
+        bank. attention_mask: (B, T) or (B, columns seen + T), 0 at padding, which may stand
+        anywhere: each row is read as if alone, and padding gets zeros. document_ids (B, T): where
+        they change, a document begins, which sees nothing before itself; a row's first document
+        goes on from the cache, and the cache then holds the last one. position_ids, if given, must
+        be those that follow. `cache` and its older name `past_key_values` are the same. Raises
+        ValueError otherwise.
         """
         _check_unknown(kwargs)
         cache = _one_of(cache, past_key_values)
@@ -110,21 +114,27 @@ class MeanbankModel(MeanbankPreTrainedModel):
             output_hidden_states = self.config.output_hidden_states
         if cache is None and use_cache:
             cache = self.new_cache()
-        seen = 0 if cache is None else cache.seen
         if input_ids is not None and input_ids.dtype in (torch.uint8, torch.int8, torch.int16):
             input_ids = input_ids.long()
         embedded = self._embed(input_ids, inputs_embeds)
         batch, length = embedded.shape[:2]
         if cache is not None:
             _check_cache(cache, len(self.new_cache().layers), batch)
-        _check_mask(attention_mask, batch, seen, length)
-        layout = Layout(seen, length)
-        _check_positions(position_ids, layout)
+        seen = (0,) * batch if cache is None else cache.lengths or (0,) * batch
+        columns = 0 if cache is None else cache.seen
+        mask = _new_columns(attention_mask, batch, columns, length)
+        _check_documents(document_ids, batch, length)
+        arrangement = arrange(seen, length, mask, document_ids)
+        layout = arrangement.layout
+        _check_positions(position_ids, arrangement)
+        embedded = arrangement.aligned(embedded)
+        if input_ids is not None:
+            input_ids = arrangement.aligned(input_ids)
 
         old: list[Any] = [None] * (len(self.layers) + 1)
         if cache is not None:
             old[: len(cache.layers)] = (layer.state for layer in cache.layers)
-        x, stem = self.stem(embedded, old[-1])
+        x, stem = self.stem(embedded, old[-1], layout)
         context = Context(input_ids, x, layout, shared_table=self.shared_table)
         hidden, states = [x], []
         for block, before in zip(self.layers, old, strict=False):
@@ -133,13 +143,10 @@ class MeanbankModel(MeanbankPreTrainedModel):
             hidden.append(x)
         if cache is not None:  # all or nothing: an interrupted call leaves the cache as it was
             for layer, state in zip(cache.layers, [*states, stem], strict=False):
-                layer.store(state, layout.total)
-        x = self.norm(x)
-        output = BaseModelOutputWithPast(
-            last_hidden_state=x,
-            cache=cache,
-            hidden_states=tuple(hidden) if output_hidden_states else None,
-        )
+                layer.store(state, columns + length, layout.total)
+        x = arrangement.restored(self.norm(x))
+        hidden = tuple(map(arrangement.restored, hidden)) if output_hidden_states else None
+        output = BaseModelOutputWithPast(last_hidden_state=x, cache=cache, hidden_states=hidden)
         return output if return_dict in (None, True) else output.to_tuple()
 
     def memory_nbytes_max(self, tokens: int, batch: int = 1) -> int:
@@ -202,6 +209,7 @@ class MeanbankForCausalLM(MeanbankPreTrainedModel, GenerationMixin):
         logits_to_keep: int | Tensor = 0,
         return_dict: bool | None = None,
         past_key_values: MeanbankCache | None = None,
+        document_ids: Tensor | None = None,
         **kwargs: Any,
     ) -> CausalLMOutputWithPast | tuple:
         """Logits (B, T or logits_to_keep, vocab_size); see `MeanbankModel.forward`.
@@ -216,6 +224,7 @@ class MeanbankForCausalLM(MeanbankPreTrainedModel, GenerationMixin):
             cache=_one_of(cache, past_key_values),
             inputs_embeds=inputs_embeds,
             use_cache=use_cache,
+            document_ids=document_ids,
             output_hidden_states=kwargs.pop("output_hidden_states", None),
             **kwargs,
         )
@@ -280,32 +289,41 @@ def _check_unknown(keywords: dict[str, Any]) -> None:
 def _check_cache(cache: MeanbankCache, num_layers: int, batch: int) -> None:
     if len(cache.layers) != num_layers:
         raise ValueError(f"the cache has {len(cache.layers)} layers, the model {num_layers}")
-    state = cache.layers[0].state
-    rows = batch if state is None else next(state.tensors()).shape[0]
-    if rows != batch:
-        raise ValueError(f"the cache holds {rows} sequences, the input {batch}")
+    if cache.lengths and len(cache.lengths) != batch:
+        raise ValueError(f"the cache holds {len(cache.lengths)} sequences, the input {batch}")
 
 
-def _check_mask(mask: Tensor | None, batch: int, seen: int, length: int) -> None:
+def _new_columns(mask: Tensor | None, batch: int, columns: int, length: int) -> Tensor | None:
+    """The part of an attention mask that belongs to the new tokens."""
     if mask is None:
-        return
-    if mask.ndim != 2 or mask.shape[0] != batch or mask.shape[1] not in (length, seen + length):
+        return None
+    if mask.ndim != 2 or mask.shape[0] != batch or mask.shape[1] not in (length, columns + length):
         raise ValueError(
-            f"attention_mask must have shape ({batch}, {seen + length}), got {tuple(mask.shape)}"
+            f"attention_mask must have shape ({batch}, {columns + length}), got {tuple(mask.shape)}"
         )
-    if not bool(mask.all()):
+    return mask[:, -length:]
+
+
+def _check_documents(document_ids: Tensor | None, batch: int, length: int) -> None:
+    if document_ids is not None and document_ids.shape != (batch, length):
         raise ValueError(
-            "padding is not supported yet: the attention_mask has zeros; give sequences of one "
-            "length, or one at a time"
+            f"document_ids must have shape ({batch}, {length}), got {tuple(document_ids.shape)}"
         )
 
 
-def _check_positions(position_ids: Tensor | None, layout: Layout) -> None:
+def _check_positions(position_ids: Tensor | None, arrangement: Arrangement) -> None:
     if position_ids is None:
         return
-    expected = layout.positions(position_ids.device)
-    if position_ids.shape[-1] != layout.length or not bool((position_ids == expected).all()):
+    layout, length = arrangement.layout, arrangement.length
+    expected = layout.positions(position_ids.device).expand(layout.batch, layout.length)
+    given = position_ids.expand(layout.batch, -1) if position_ids.ndim else position_ids
+    wrong = given.shape[-1] != length
+    if not wrong:
+        given = arrangement.aligned(given)
+        differ = given != expected
+        wrong = bool((differ if arrangement.valid is None else differ & arrangement.valid).any())
+    if wrong:
         raise ValueError(
-            f"position_ids contradict the cache: {layout.seen} tokens were seen, so they must "
-            f"run from {layout.seen} to {layout.total - 1}"
+            "position_ids contradict the tokens seen: they must count each row's tokens, those in "
+            f"the cache ({', '.join(map(str, sorted(set(layout.seen))))}) included"
         )

@@ -15,6 +15,7 @@ from transformers import initialization as init
 from meanbank.core.conventions import Conventions
 from meanbank.core.flops import Flops, linear_flops
 from meanbank.core.geometry import Geometry
+from meanbank.core.layout import Layout
 from meanbank.core.state import State
 from meanbank.model.backbone import Backbone, StartValues, Stem
 from meanbank.model.gptalpha2 import default_linear
@@ -48,12 +49,13 @@ class SmearStem(Stem):
         self.gate = nn.Linear(min(SMEAR_CHANNELS, hidden_size), 1, bias=False)
         self.mix = nn.Parameter(torch.zeros(()))
 
-    def forward(self, embedded: Tensor, state: SmearState | None) -> tuple[Tensor, SmearState]:
-        x = self.norm(embedded)
-        last = torch.zeros_like(x[:, :1]) if state is None else state.last.to(x.dtype)
-        before = torch.cat([last, x[:, :-1]], dim=1)
+    def forward(
+        self, embedded: Tensor, state: SmearState | None, layout: Layout
+    ) -> tuple[Tensor, SmearState]:
+        x, last = self.norm(embedded), state and state.last
+        before = layout.before(x, last, zero=True)
         gate = self.mix * torch.sigmoid(self.gate(x[..., : self.gate.in_features]))
-        return x + gate * before, SmearState(x[:, -1:].clone())
+        return x + gate * before, SmearState(layout.last(x, last))
 
     def alone(self, embedded: Tensor) -> Tensor:
         return self.norm(embedded)

@@ -12,6 +12,7 @@ from transformers import initialization as init
 from meanbank.core.context import Context
 from meanbank.core.flops import Flops, linear_flops, products
 from meanbank.core.geometry import Geometry, merge_heads, split_heads
+from meanbank.core.layout import Layout
 from meanbank.core.precision import accumulator_dtype
 from meanbank.core.state import State
 from meanbank.model.backbone import Backbone
@@ -100,24 +101,44 @@ class TimeMix(Mixer):
     def forward(
         self, x: Tensor, start: Tensor | None, context: Context, state: TimeMixState | None
     ) -> tuple[Tensor, TimeMixState]:
-        last = torch.zeros_like(x[:, :1]) if state is None else state.last
-        shifted = {name: token_shift(x, mix, last) for name, mix in self.shifts.items()}
+        layout = context.layout
+        before = layout.before(x, state and state.last, zero=True)
+        shifted = {name: token_shift(x, mix, before) for name, mix in self.shifts.items()}
         receptance, key, removal, rate, log_decay = self._address(shifted)
         value_input = shifted.get("value", x)
         values, value_state = self.values(value_input, start, context, state and state.values)
         value = values.dense()
-        output, matrix = rwkv7_recurrence(
-            receptance, log_decay, key, value, removal, rate, state and state.matrix
-        )
+        inputs = [receptance, log_decay, key, value, removal, rate]
+        output, matrix = self._recur(inputs, state and state.matrix, layout)
         bonus = (receptance * key * self.bonus[:, None]).sum(dim=-1, keepdim=True)
         output = self._normalized(merge_heads(output)) + merge_heads(bonus * value).to(x.dtype)
         gate = self.gate(shifted["gate"], torch.sigmoid)
         new_start = None
         if self._keeps_start:
             assert start is not None
-            new_start = start[:, -1:].clone()
-        new_state = TimeMixState(x[:, -1:].clone(), new_start, matrix, value_state)
+            new_start = layout.last(start, state and state.start)
+        last = layout.last(x, state and state.last)
+        new_state = TimeMixState(last, new_start, matrix, value_state)
         return self.output(output * gate), new_state
+
+    def _recur(
+        self, inputs: list[Tensor], matrix: Tensor | None, layout: Layout
+    ) -> tuple[Tensor, Tensor]:
+        """The recurrence, span by span: outputs (B, H, T, Dv) and the last matrices."""
+        if layout.is_uniform:
+            return rwkv7_recurrence(*inputs, state=matrix if layout.spans[0].seen else None)
+        value = inputs[3]
+        output = torch.zeros_like(value)
+        if matrix is None:
+            shape = (*value.shape[:2], value.shape[3], inputs[0].shape[3])
+            matrix = value.new_zeros(shape, dtype=accumulator_dtype(value.dtype))
+        for span in layout.spans:
+            rows = torch.tensor(span.rows, device=value.device)
+            parts = [x[rows, :, span.start : span.stop] for x in inputs]
+            read, new = rwkv7_recurrence(*parts, state=matrix[rows] if span.seen else None)
+            output[rows, :, span.start : span.stop] = read
+            matrix = matrix.index_copy(0, rows, new)
+        return output, matrix
 
     @property
     def _keeps_start(self) -> bool:
@@ -147,10 +168,11 @@ class TimeMix(Mixer):
     def publish(self, start: Tensor, context: Context, state: TimeMixState | None) -> Tensor:
         if "value" not in self.shifts:
             return self.values.publish(start, start, context)
-        last = torch.zeros_like(start[:, :1])
+        last = None
         if state is not None:  # in layer 0 the input is x0
             last = state.last if state.start is None else state.start
-        return self.values.publish(token_shift(start, self.shifts["value"], last), start, context)
+        before = context.layout.before(start, last, zero=True)
+        return self.values.publish(token_shift(start, self.shifts["value"], before), start, context)
 
     def state_nbytes_max(self, tokens: int, batch: int, dtype: torch.dtype) -> int:
         matrix = self.geometry.key_width * self.geometry.value_dim

@@ -25,13 +25,16 @@ def _frequencies(rotary_dim: int, theta: float, pairing: Pairing) -> Tensor:
 def rotary_angles(
     positions: Tensor, rotary_dim: int, theta: float, pairing: Pairing = "interleaved"
 ) -> Tensor:
-    """Angles in radians, (T, rotary_dim / 2), fp64: long positions lose them in anything less."""
+    """Angles in radians, (..., T, rotary_dim / 2), of positions (..., T).
+
+    In fp64: long positions lose them in anything less.
+    """
     frequencies = _frequencies(rotary_dim, float(theta), pairing).to(positions.device)
-    return positions.to(torch.float64)[:, None] * frequencies
+    return positions.to(torch.float64)[..., None] * frequencies
 
 
 def apply_rotary(x: Tensor, angles: Tensor, pairing: Pairing = "interleaved") -> Tensor:
-    """Rotate the first channels of x (..., T, D) by angles (T, rotary_dim / 2).
+    """Rotate the first channels of x (..., T, D) by angles (..., T, rotary_dim / 2).
 
     `y0 = x0 cos + x1 sin`, `y1 = x1 cos - x0 sin` for each pair.
     """

@@ -84,10 +84,10 @@ class ProjectedValues(ValueSource):
             values = self.residual(x, values, first)
         if self.shift is None:
             return DenseValues(split_heads(values, self.geometry.num_kv_heads)), None
-        previous = values[:, :1] if state is None else state.last
-        shifted = token_shift(values, self.shift, previous)
+        last = None if state is None else state.last
+        shifted = token_shift(values, self.shift, context.layout.before(values, last, zero=False))
         heads = split_heads(shifted, self.geometry.num_kv_heads)
-        return DenseValues(heads), ShiftState(values[:, -1:].clone())
+        return DenseValues(heads), ShiftState(context.layout.last(values, last))
 
     def publish(self, x: Tensor, start: Tensor, context: Context) -> Tensor:
         return scaled(self.projection(x), self.scale)

@@ -6,7 +6,7 @@ import torch
 from meanbank.core.config import build
 from meanbank.core.context import Context
 from meanbank.core.geometry import Geometry
-from meanbank.core.layout import Layout
+from meanbank.core.layout import Layout, Span
 from meanbank.core.values import DenseValues
 from meanbank.model.backbones import BACKBONES
 from meanbank.model.plan import LayerPlan
@@ -71,8 +71,8 @@ def test_memories(memory, length):
     inputs = [torch.randn(shape, dtype=torch.float64, requires_grad=True) for shape in shapes]
 
     def attend(query, key, value, gate_input):
-        layout = Layout(0, length)
-        output, state = module(query, key, DenseValues(value), gate_input, None, layout)
+        span = Span(0, length)
+        output, state = module(query, key, DenseValues(value), gate_input, None, span)
         held = [tensor for tensor in state.tensors() if tensor.requires_grad]
         return (output, *held)
 
@@ -93,7 +93,7 @@ def test_value_sources(source, length):
     inputs = [torch.randn(shape, dtype=torch.float64, requires_grad=True) for shape in shapes]
 
     def values(x, start, first, shared):
-        context = Context(ids, start, Layout(0, length), {0: first}, shared)
+        context = Context(ids, start, Layout.uniform(2, 0, length), {0: first}, shared)
         dense = module(x, start, context, None)[0].dense()
         return dense, module.publish(x, start, context)
 
@@ -110,7 +110,7 @@ def test_the_time_mix(length):
     inputs = [torch.randn(2, length, 6, dtype=torch.float64, requires_grad=True) for _ in range(2)]
 
     def mix(x, first):
-        context = Context(None, x, Layout(0, length), {0: first})
+        context = Context(None, x, Layout.uniform(2, 0, length), {0: first})
         output, state = module(x, None, context, None)
         return output, state.matrix
 

@@ -192,8 +192,8 @@ def test_embeddings_in_place_of_ids():
         ({"input_ids": torch.zeros(4, dtype=torch.long)}, "must be \\(batch, tokens\\)"),
         ({"input_ids": torch.zeros(1, 4)}, "must be integers"),
         (
-            {"input_ids": torch.ones(1, 4).long(), "attention_mask": torch.tensor([[0, 1, 1, 1]])},
-            "padding",
+            {"input_ids": torch.ones(1, 4).long(), "document_ids": torch.ones(1, 3)},
+            "document_ids must",
         ),
         (
             {"input_ids": torch.ones(1, 4).long(), "attention_mask": torch.ones(1, 3)},
@@ -204,7 +204,10 @@ def test_embeddings_in_place_of_ids():
             "contradict",
         ),
         ({"input_ids": torch.ones(1, 2).long(), "output_attentions": True}, "not supported"),
-        ({"input_ids": torch.ones(1, 2).long(), "document_ids": torch.ones(1, 2)}, "does not take"),
+        (
+            {"input_ids": torch.ones(1, 2).long(), "token_type_ids": torch.ones(1, 2)},
+            "does not take",
+        ),
         ({"input_ids": torch.ones(1, 2).long(), "past_key_value": 3}, "does not take"),
     ],
 )

@@ -6,6 +6,7 @@ import torch.nn.functional as F
 from hypothesis import given
 from hypothesis import strategies as st
 
+from meanbank.core.layout import Layout
 from meanbank.ops import full_attention, window_attention
 from meanbank.ops.attention import BlockRule, SlidingRule, window
 from meanbank.ops.attention.window import key_positions
@@ -90,4 +91,5 @@ def test_token_shift():
     x = torch.arange(6.0).view(1, 3, 2)
     mix = torch.tensor([0.0, 0.5])
     expected = torch.tensor([[[0.0, 5.0], [2.0, 2.0], [4.0, 4.0]]])
-    assert torch.allclose(token_shift(x, mix, torch.full((1, 1, 2), 9.0)), expected)
+    before = Layout.uniform(1, 1, 3).before(x, torch.full((1, 1, 2), 9.0), zero=True)
+    assert torch.allclose(token_shift(x, mix, before), expected)

@@ -37,7 +37,7 @@ def tensors():
     x, start = torch.randn(2, 1, 5, 14, dtype=torch.float64)
     first = torch.randn(1, 5, WIDTH, dtype=torch.float64)
     shared = torch.randn(5, WIDTH, dtype=torch.float64)
-    return x, start, Context(IDS, start, Layout(0, 5), {0: first}, shared)
+    return x, start, Context(IDS, start, Layout.uniform(1, 0, 5), {0: first}, shared)
 
 
 def values_of(module):
