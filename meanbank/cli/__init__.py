@@ -28,6 +28,8 @@ VERBS = {
     "export": export_checkpoint,
     "demo": demo,
 }
+# What tyro says where a value has the wrong form, in place of one line.
+UNREADABLE = r"Error parsing (\S+): no type matching \{None\}\|(\w+) could .*? from \['(.*?)'\].*"
 ERRORS = (ValueError, ImportError, OSError)  # what a user can put right
 
 
@@ -69,8 +71,9 @@ def parse(arguments: list[str]) -> Callable[[], int]:
         if not stop.code:
             raise
         lines = [line for line in box.getvalue().splitlines() if not line.startswith("╭")]
-        words = re.sub(r"[╰╯│─]+", " ", " ".join(lines))
-        print(f"meanbank: error: {' '.join(words.split())}", file=sys.stderr)
+        words = " ".join(re.sub(r"[╰╯│─]+", " ", " ".join(lines)).split())
+        words = re.sub(UNREADABLE, r"\1 must be a \2, got '\3'", words)
+        print(f"meanbank: error: {words}", file=sys.stderr)
         sys.exit(2)
 
 

@@ -63,20 +63,27 @@ class Layout:
         return len(self.seen)
 
     @classmethod
-    def ragged(cls, seen: Sequence[int], documents: Sequence[Sequence[int]]) -> "Layout":
+    def ragged(
+        cls,
+        seen: Sequence[int],
+        documents: Sequence[Sequence[int]],
+        goes_on: Sequence[bool] | None = None,
+    ) -> "Layout":
         """Row r, which has seen seen[r] tokens, reads documents of lengths documents[r].
 
-        Its first document goes on from the tokens seen; the others start afresh.
+        Its first document goes on from the tokens seen, unless goes_on[r] is false; the others
+        start afresh.
         """
         length = max(1, *(sum(lengths) for lengths in documents))
-        if len(set(seen)) == 1 and all(list(lengths) == [length] for lengths in documents):
-            return cls.uniform(len(seen), seen[0], length)
+        first = [n if goes_on is None or goes_on[row] else 0 for row, n in enumerate(seen)]
+        if len(set(first)) == 1 and all(list(lengths) == [length] for lengths in documents):
+            return cls.uniform(len(seen), first[0], length)
         rows: dict[tuple[int, int, int], list[int]] = {}
         for row, lengths in enumerate(documents):
             start = 0
             for number, count in enumerate(lengths):
                 if count:
-                    key = (start, seen[row] if number == 0 else 0, count)
+                    key = (start, first[row] if number == 0 else 0, count)
                     rows.setdefault(key, []).append(row)
                 start += count
         spans = (Span(before, n, tuple(r), at) for (at, before, n), r in sorted(rows.items()))

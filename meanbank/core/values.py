@@ -73,7 +73,7 @@ class BankedValues(Values):
 
     def stored(self, index: Tensor | None = None) -> Tensor:
         ids = self.token_ids if index is None else self.token_ids.index_select(1, index)
-        return ids.to(torch.int32)
+        return ids.to(torch.int32, copy=True)  # never the caller's own tensor
 
     def part(self, rows: Tensor, start: int, stop: int) -> "BankedValues":
         return dataclasses.replace(self, token_ids=self.token_ids[rows, start:stop])

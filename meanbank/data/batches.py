@@ -15,15 +15,28 @@ class Batch:
     """Rows to train on.
 
     `input_ids`: (B, T) int64. `labels`: (B, T) int64, already shifted: `labels[b, t]` is the
-    target of `input_ids[b, t]`; -100 is ignored.
+    target of `input_ids[b, t]`; -100 is ignored. `document_ids`: (B, T) int64, which change where a
+    document begins; None where documents see each other.
     """
 
     input_ids: torch.Tensor
     labels: torch.Tensor
+    document_ids: torch.Tensor | None = None
 
     def to(self, device: torch.device | str) -> "Batch":
         """The same batch on another device."""
-        return Batch(input_ids=self.input_ids.to(device), labels=self.labels.to(device))
+        documents = None if self.document_ids is None else self.document_ids.to(device)
+        return Batch(
+            input_ids=self.input_ids.to(device),
+            labels=self.labels.to(device),
+            document_ids=documents,
+        )
+
+
+def document_ids(input_ids: torch.Tensor, end_of_text_id: int) -> torch.Tensor:
+    """Documents of rows (B, T), counted from 0; an end of text belongs to what it ends."""
+    ends = (input_ids == end_of_text_id).long()
+    return ends.cumsum(dim=1) - ends
 
 
 class TextBatches:
@@ -32,7 +45,8 @@ class TextBatches:
     The stream is read as a ring, so the end of the last document is followed by the first one. An
     epoch cuts it at a random offset into windows whose inputs do not overlap (less than one window
     is left out) and visits them in a random order; offset and order depend on `seed` and the
-    epoch only. A batch may cross epochs.
+    epoch only. A batch may cross epochs. With `isolate`, documents of a window do not see each
+    other.
 
     Raises ValueError when the stream has fewer than `sequence_length` + 1 tokens.
     """
@@ -45,6 +59,7 @@ class TextBatches:
         batch_size: int,
         seed: int,
         end_of_text_id: int,
+        isolate: bool = False,
     ):
         if len(packed.tokens) < sequence_length + 1:
             raise ValueError(
@@ -57,6 +72,7 @@ class TextBatches:
         self._batch_size = batch_size
         self._seed = seed
         self._end = end_of_text_id
+        self._isolate = isolate
         self._epoch = -1
         self._epoch_starts = np.empty(0, dtype=np.int64)
 
@@ -70,7 +86,9 @@ class TextBatches:
         inputs, labels = rows[:, :-1], rows[:, 1:].copy()
         # Nothing in the past tells what the next document is about.
         labels[inputs == self._end] = IGNORED
-        return Batch(input_ids=torch.from_numpy(inputs.copy()), labels=torch.from_numpy(labels))
+        input_ids = torch.from_numpy(inputs.copy())
+        documents = document_ids(input_ids, self._end) if self._isolate else None
+        return Batch(input_ids=input_ids, labels=torch.from_numpy(labels), document_ids=documents)
 
     def window_starts(self, step: int) -> np.ndarray:
         """First position of each window of a step's batch: (batch_size,) int64."""

@@ -1,6 +1,7 @@
 """What a run reads: the source, its tokenizer, its split and the shape of a batch."""
 
 from dataclasses import dataclass
+from typing import Literal
 
 from meanbank.data.recall import RecallConfig
 from meanbank.data.sources import RECALL, check_spec
@@ -22,6 +23,8 @@ class DataConfig:
     that are added.
     `held_out_fraction`: the expected share of the documents held out, chosen by `split_seed`.
     `sequence_length`: tokens a row; `batch_size`: rows a batch.
+    `pack`: whether the documents of a window see those before them ("stream") or only themselves
+    ("isolate"), in training and in held-out evaluations.
     `recall`: settings of the source `recall`, whose lengths come from its curriculum; filled
     in with the defaults there, None for every other source.
 
@@ -36,6 +39,7 @@ class DataConfig:
     split_seed: int = 0
     sequence_length: int = 512
     batch_size: int = 8
+    pack: Literal["stream", "isolate"] = "stream"
     recall: RecallConfig | None = None
 
     def __post_init__(self) -> None:

@@ -9,6 +9,7 @@ from transformers import PreTrainedModel
 
 from meanbank.core.progress import progress
 from meanbank.data import PackedTokens
+from meanbank.data.batches import document_ids
 from meanbank.evaluation.losses import token_losses
 
 
@@ -32,11 +33,13 @@ def bits_per_byte(
     sequence_length: int,
     max_tokens: int | None = None,
     batch_size: int = 8,
+    isolated_by: int | None = None,
 ) -> dict[str, Any]:
     """Bits per byte over windows of `sequence_length` tokens, each read from a fresh start.
 
     token_bytes (vocabulary,): bytes each id stands for; targets of 0 bytes (end of text) are left
-    out. max_tokens limits the work to evenly spread windows.
+    out. max_tokens limits the work to evenly spread windows. isolated_by: the end-of-text token,
+    where documents of a window are not to see each other.
     """
     model.eval()
     starts = window_starts(len(held_out.tokens), sequence_length, max_tokens)
@@ -47,7 +50,8 @@ def bits_per_byte(
             group = starts[first : first + batch_size]
             rows = [held_out.tokens[s : s + sequence_length + 1].astype(np.int64) for s in group]
             tokens = torch.from_numpy(np.stack(rows))
-            losses = token_losses(model, tokens)
+            documents = None if isolated_by is None else document_ids(tokens, isolated_by)
+            losses = token_losses(model, tokens, document_ids=documents)
             target_sizes = sizes[tokens[:, 1:]]
             nats += losses[target_sizes > 0].double().sum().item()
             counted += int((target_sizes > 0).sum())

@@ -1,10 +1,11 @@
 """A checkpoint on its way into ours: every tensor accounted for, the folder whole or not there."""
 
 import dataclasses
-import json
+import functools
+import os
 import shutil
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +14,12 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
+from meanbank.core.files import read_json
 from meanbank.model import MeanbankConfig, MeanbankForCausalLM
 from meanbank.model.accounting import empty_model
 
+LARGEST = 1e9  # of any number in a configuration
+FLOATS = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 
 
@@ -32,27 +36,32 @@ class Conversion:
     names: dict[str, str]
     dropped: dict[str, str]
 
+    @property
+    def dtype(self) -> torch.dtype:
+        """The one dtype of the model: the narrowest that loses no weight's precision."""
+        return functools.reduce(torch.promote_types, {t.dtype for t in self.tensors.values()})
+
     def model(self) -> MeanbankForCausalLM:
-        """The model, in the dtype of its weights."""
+        """The model, in `dtype`."""
         model = MeanbankForCausalLM(self.config)
-        model.to(next(iter(self.tensors.values())).dtype)  # pyright: ignore[reportArgumentType]
+        model.to(self.dtype)  # pyright: ignore[reportArgumentType]
         model.load_state_dict(self.tensors)
         return model.eval()
 
-    def save(self, folder: str | Path) -> None:
-        """Write what `from_pretrained` reads; ValueError where something stands in the way."""
-        dtypes = {tensor.dtype for tensor in self.tensors.values()}
-        if len(dtypes) > 1:  # a model has one dtype: the widest loses nothing
-            widest = torch.float32
-            tensors = {name: tensor.to(widest) for name, tensor in self.tensors.items()}
-        else:
-            (widest,), tensors = dtypes, self.tensors
-        self.config.dtype = widest
+    def save(self, folder: str | Path, extras: Sequence[Path] = ()) -> None:
+        """Write what `from_pretrained` reads, and copies of other files; whole or not at all.
+
+        Raises ValueError where something stands in the way.
+        """
+        self.config.dtype = self.dtype
         self.config.architectures = [MeanbankForCausalLM.__name__]
+        tensors = {name: tensor.to(self.dtype) for name, tensor in self.tensors.items()}
 
         def write(aside: Path) -> None:
             self.config.save_pretrained(aside)
             save_tensors(tensors, aside / WEIGHTS)
+            for extra in extras:
+                shutil.copyfile(extra, aside / extra.name)
 
         write_folder(Path(folder), write)
 
@@ -70,7 +79,10 @@ def convert(
     depends on, with the reason; cut: takes off padding, by our name. Raises ValueError that names
     every tensor that is missing, unknown or of another shape.
     """
-    shapes = {name: p.shape for name, p in empty_model(config).named_parameters()}
+    try:
+        shapes = {name: p.shape for name, p in empty_model(config).named_parameters()}
+    except (RuntimeError, OverflowError) as error:  # sizes beyond what PyTorch can describe
+        raise ValueError(f"the configuration's sizes do not make a model: {error}") from None
     names = {name: their_name(name) for name in shapes}
     missing = sorted(theirs for theirs in names.values() if theirs not in given)
     unknown = sorted(set(given) - set(names.values()) - set(dead))
@@ -80,7 +92,8 @@ def convert(
     tensors = {}
     for name, shape in shapes.items():
         tensor = cut(name, given[names[name]])
-        if not tensor.is_floating_point() or tensor.squeeze().shape != _squeezed(shape):
+        plain = tensor.layout == torch.strided and tensor.device.type == "cpu"
+        if not plain or tensor.dtype not in FLOATS or tensor.squeeze().shape != _squeezed(shape):
             raise ValueError(
                 f"{names[name]} must hold floating-point numbers of shape {list(shape)}, got "
                 f"{tensor.dtype} of shape {list(tensor.shape)}"
@@ -97,14 +110,26 @@ def _squeezed(shape: torch.Size) -> torch.Size:
 
 def read_object(path: Path) -> dict[str, Any]:
     """A JSON object from a file; ValueError when it is none."""
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ValueError(f"cannot read {path}: {error.strerror}") from None
-    except ValueError:
-        raise ValueError(f"{path} is not valid JSON") from None
+    if path.exists() and not path.is_file():
+        raise ValueError(f"{path} is not a file")
+    value = read_json(path)
     if not isinstance(value, dict):
         raise ValueError(f"{path} must hold a JSON object")
+    return value
+
+
+def checked(name: str, value: Any, kind: type, least: float) -> Any:
+    """A setting of that type, at least so large; ValueError names what is something else.
+
+    Numbers stand for booleans, and integers for floats.
+    """
+    accepted = {float: (int, float), int: (int, bool)}.get(kind, (kind,))
+    fits = isinstance(value, accepted)
+    if fits and kind in (int, float):
+        fits = least <= value < LARGEST
+    if not fits:
+        limit = f" from {least} to {LARGEST:g}" if kind in (int, float) else ""
+        raise ValueError(f"{name} must be of type {kind.__name__}{limit}, got {str(value)[:80]!r}")
     return value
 
 
@@ -147,6 +172,9 @@ def write_folder(folder: Path, write: Callable[[Path], None]) -> None:
     aside = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
     try:
         write(aside)
+        for file in aside.iterdir():
+            with file.open("rb") as opened:
+                os.fsync(opened.fileno())
         aside.chmod(0o755)
         if folder.exists():
             folder.rmdir()

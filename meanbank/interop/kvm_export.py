@@ -1,8 +1,18 @@
 """Our configuration in the fields of the KVM authors, where theirs can express it."""
 
+import math
 from typing import Any
 
-from meanbank.interop.kvm_fields import DEFAULTS, MIXERS, MODEL_TYPE, NO_CAP, to_ours
+from meanbank.core.config import to_plain
+from meanbank.interop.kvm_fields import (
+    DEFAULTS,
+    MIXERS,
+    MODEL_TYPE,
+    NO_CAP,
+    RESIDUALS,
+    mlp_width,
+    to_ours,
+)
 from meanbank.memory import KVM, OVQ, BlockWindow, Fixed, PowerLaw, Saturating, SlidingWindow
 from meanbank.model import LayerPlan, MeanbankConfig
 from meanbank.values import Projected
@@ -36,14 +46,30 @@ def to_theirs(config: MeanbankConfig) -> dict[str, Any]:
             )
         fields |= _layer(config, plans[0], "alt_")
     fields |= {"alt_layer_every": every, **_layer(config, main, "")}
+    if all(_residual(plan) == "none" for plan in kinds):
+        fields["use_value_residual"] = 0  # theirs refuses the mode, not the switch
+    elif any(_residual(plan) == "none" for plan in kinds):
+        raise ValueError("the KVM paper's format has no residual in some kinds of layers only")
     read_back = to_ours(fields)
-    for name in ("layers", "intermediate_size", "mlp_token_shift", "residual_scale", "head_dim"):
-        if getattr(read_back, name) != getattr(config, name):
+    names = ("intermediate_size", "mlp_token_shift", "residual_scale", "head_dim")
+    pairs = [(name, getattr(read_back, name), getattr(config, name)) for name in names]
+    pairs += [
+        (f"layer {layer}: {part}", to_plain(getattr(theirs, part)), to_plain(getattr(ours, part)))
+        for layer, (theirs, ours) in enumerate(zip(read_back.plans(), plans, strict=True))
+        for part in ("memory", "values", "address")
+    ]
+    for name, theirs, ours in pairs:
+        if theirs != ours:
             raise ValueError(
                 f"the KVM paper's format cannot express this model: {name} would be read back as "
-                f"{_first_difference(getattr(read_back, name), getattr(config, name))}"
+                f"{theirs}, not {ours}"
             )
     return fields
+
+
+def _residual(plan: LayerPlan) -> str:
+    assert isinstance(plan.values, Projected)
+    return plan.values.residual or "none"
 
 
 def _sizes(config: MeanbankConfig) -> dict[str, Any]:
@@ -56,13 +82,21 @@ def _sizes(config: MeanbankConfig) -> dict[str, Any]:
         "d_qk_head": config.head_dim,
         "d_v_head": config.value_head_dim,
         "hidden_size": config.hidden_size,
-        "ffn_expansion": config.intermediate_size / config.hidden_size,
+        "ffn_expansion": _expansion(config.hidden_size, config.intermediate_size),
         "use_tokenshift_ffn": int(bool(config.mlp_token_shift)),
         "residual_scale": config.residual_scale,
         **{
             name: getattr(config, name) for name in ("bos_token_id", "eos_token_id", "pad_token_id")
         },
     }
+
+
+def _expansion(hidden_size: int, intermediate_size: int) -> float:
+    """The ratio that is read back as that width, whatever the rounding of the division."""
+    ratio = intermediate_size / hidden_size
+    if mlp_width(hidden_size, ratio) < intermediate_size // 32 * 32:
+        ratio = math.nextafter(ratio, math.inf)
+    return ratio
 
 
 def _layer(config: MeanbankConfig, plan: LayerPlan, prefix: str) -> dict[str, Any]:
@@ -73,8 +107,9 @@ def _layer(config: MeanbankConfig, plan: LayerPlan, prefix: str) -> dict[str, An
     assert isinstance(values, Projected)
     if mixer != "rwkv7":
         family = mixer.partition("_")[0]
-        residuals = {"gated": "rwkv", "linear": "linear", "none": "none"}
-        fields[f"{family}_value_residual_mode"] = residuals[values.residual or "none"]
+        if _residual(plan) != "none":
+            modes = {ours: theirs for theirs, ours in RESIDUALS.items()}
+            fields[f"{family}_value_residual_mode"] = modes[_residual(plan)]
         shifted = values.shift == "learned"
         fields[f"{family}_token_shift_mode"] = "rwkv" if shifted else "none"
     fields["use_tokenshift_att"] = 1
@@ -130,17 +165,3 @@ def _budget(memory: KVM) -> dict[str, Any]:
     if isinstance(budget, Saturating):
         return fields | {"state_budget_mode": "kvm_saturation", "state_saturation_n": budget.limit}
     raise ValueError(f"the KVM paper's format has no {budget.tag} budget")
-
-
-def _first_difference(found: Any, wanted: Any) -> str:
-    if isinstance(found, list) and isinstance(wanted, list) and len(found) == len(wanted):
-        layer = next(
-            i for i, pair in enumerate(zip(found, wanted, strict=True)) if pair[0] != pair[1]
-        )
-        parts = [
-            f"{n} {found[layer][n]} for {wanted[layer][n]}"
-            for n in wanted[layer]
-            if found[layer][n] != wanted[layer][n]
-        ]
-        return f"layer {layer}: {'; '.join(parts)}"
-    return f"{found!r} for {wanted!r}"

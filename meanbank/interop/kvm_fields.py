@@ -10,6 +10,7 @@ from typing import Any
 
 from transformers import PreTrainedConfig
 
+from meanbank.interop.conversion import checked
 from meanbank.model import MeanbankConfig
 
 MODEL_TYPE = "rwkv7backbone"
@@ -98,6 +99,22 @@ INHERITED = {
     "torch_dtype",
     "use_cache",
 }
+NULL_IS_OFF = {"alt_layer_every", "state_min_len", "state_round_down", "swa_window_size"}
+OPTIONAL_NUMBERS = {
+    **{name: 1 for name in ("d_qk_head", "d_v_head", "d_head", "num_key_value_heads")},
+    "state_saturation_n": 1,
+    "residual_scale": 1.0,
+}
+POSITIVE = {
+    *(name for name, value in OPTIONAL_NUMBERS.items() if isinstance(value, int)),
+    *("vocab_size", "num_hidden_layers", "num_attention_heads", "hidden_size", "chunk_len"),
+    *("n_bswa_chunks", "n_max_d_chunks", "ovq_chunk_size", "ovq_window_size", "ovq_max_centroids"),
+}
+AT_LEAST_0 = {
+    *("residual_scale", "ffn_expansion", "sink_len", "rope_theta", "alt_rope_theta"),
+    *("state_growth_factor", "state_growth_exponent"),
+    *(name for name in DEFAULTS if name.startswith(("use_", "kvm_use", "kvm_apply"))),
+}
 NO_CAP = 2**31  # rows: more than any sequence opens
 RESIDUALS = {"rwkv": "gated", "linear": "linear", "none": "none"}
 SHIFTS = {"rwkv": "learned", "linear": "none", "none": "none"}  # theirs shifts in one mode only
@@ -119,7 +136,17 @@ def read_fields(config: Mapping[str, Any]) -> dict[str, Any]:
             raise ValueError(f"{name} is {config[name]!r}: it is outside this library")
     if config.get("tie_word_embeddings"):
         raise ValueError("tie_word_embeddings is on: their models do not tie embeddings")
-    return {name: config.get(name, default) for name, default in DEFAULTS.items()}
+    return {name: _field(name, config.get(name, default)) for name, default in DEFAULTS.items()}
+
+
+def _field(name: str, value: Any) -> Any:
+    """A field's value, checked; null stands for "off" where theirs has a number for that."""
+    default = DEFAULTS[name]
+    if value is None and (default is None or name in NULL_IS_OFF):
+        return default
+    kind = type(OPTIONAL_NUMBERS.get(name, "" if default is None else default))
+    least = 1 if name in POSITIVE else 0 if name in AT_LEAST_0 else -1
+    return checked(name, value, kind, least)
 
 
 def to_ours(config: Mapping[str, Any]) -> MeanbankConfig:
@@ -130,8 +157,6 @@ def to_ours(config: Mapping[str, Any]) -> MeanbankConfig:
     head_dim = fields["hidden_size"] // fields["num_attention_heads"]
     every = fields["alt_layer_every"]
     layers = fields["num_hidden_layers"]
-    if every == 1:
-        raise ValueError("alt_layer_every is 1, which their code does not define; -1 is off")
     main = _layer(fields, "")
     entries = [main] * layers
     if every > 1:
@@ -152,7 +177,7 @@ def to_ours(config: Mapping[str, Any]) -> MeanbankConfig:
         num_key_value_heads=fields["num_key_value_heads"],
         head_dim=fields["d_qk_head"] or fields["d_head"] or head_dim,
         value_head_dim=fields["d_v_head"] or fields["d_head"] or head_dim,
-        intermediate_size=int(fields["hidden_size"] * fields["ffn_expansion"]) // 32 * 32,
+        intermediate_size=mlp_width(fields["hidden_size"], fields["ffn_expansion"]),
         rope_theta=fields["rope_theta"],
         residual_scale=fields["residual_scale"] or 1.0,
         mlp_token_shift=bool(fields["use_tokenshift_ffn"]),
@@ -161,6 +186,11 @@ def to_ours(config: Mapping[str, Any]) -> MeanbankConfig:
         eos_token_id=config.get("eos_token_id"),
         pad_token_id=config.get("pad_token_id"),
     )
+
+
+def mlp_width(hidden_size: int, expansion: float) -> int:
+    """Width of their MLP, rounded down to a multiple of 32."""
+    return int(hidden_size * expansion) // 32 * 32
 
 
 def _mixer(fields: dict[str, Any], prefix: str) -> str:
@@ -223,8 +253,9 @@ def _rotary(fields: dict[str, Any], prefix: str, mixer: str) -> dict[str, Any]:
                 f"({fields['rope_partial_dim']}), by which their KVM zeroes keys; that is not "
                 "supported"
             )
+    rotary: dict[str, Any] = {"rotary_fraction": max(channels, 0) / head_dim}
     theta = fields[f"{prefix}rope_theta"]
-    return {"rotary_fraction": max(channels, 0) / head_dim, "rope_theta": theta}
+    return rotary if theta == fields["rope_theta"] else {**rotary, "rope_theta": theta}
 
 
 def _kvm(fields: dict[str, Any]) -> dict[str, Any]:
@@ -266,7 +297,7 @@ def _budget(fields: dict[str, Any]) -> dict[str, Any]:
 
 def _sliding_window(fields: dict[str, Any]) -> dict[str, Any]:
     window = fields["swa_window_size"]
-    return {"type": "sliding_window", "window": fields["chunk_len"] if window < 0 else window}
+    return {"type": "sliding_window", "window": fields["chunk_len"] if window <= 0 else window}
 
 
 def _block_window(fields: dict[str, Any]) -> dict[str, Any]:

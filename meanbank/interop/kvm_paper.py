@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from meanbank.core.errors import one_line
 from meanbank.core.files import write_json
 from meanbank.interop import conversion
 from meanbank.interop.conversion import (
@@ -25,7 +26,7 @@ from meanbank.interop.conversion import (
 )
 from meanbank.interop.kvm_export import to_theirs
 from meanbank.interop.kvm_fields import to_ours
-from meanbank.model import MeanbankConfig, MeanbankForCausalLM
+from meanbank.model import MeanbankConfig
 
 TOKENIZER_FILES = (
     "tokenizer.json",
@@ -58,7 +59,7 @@ ATTENTION = {
     "attention.values.residual.base": "attn.v_gate0",
     "attention.values.residual.down.": "attn.v_gate1.",
     "attention.values.residual.up.": "attn.v_gate2.",
-    "attention.values.residual.mix": "attn.lamb",
+    "attention.values.residual.share": "attn.lamb",
     "attention.memory.window_temperature": "attn.front_head_temp",
     "attention.memory.state_temperature": "attn.state_head_temp",
     "attention.memory.temperature": "attn.beta",
@@ -145,42 +146,55 @@ def import_kvm_paper(source: str | Path, destination: str | Path) -> Conversion:
     source, destination = Path(source), Path(destination)
     check_free(destination)
     converted = convert(read_object(source / "config.json"), read_safetensors(source))
-    converted.save(destination)
-    _copy_tokenizer(source, destination)
+    converted.save(destination, _tokenizer_files(source))
     return converted
 
 
 def export_kvm_paper(source: str | Path, destination: str | Path) -> None:
     """Write one of our folders as the KVM authors': `config.json` and safetensors.
 
-    An imported model exported again has the same tensors, bit by bit. Raises ValueError for a
-    model that theirs cannot express, such as one with a bank.
+    An imported model of one dtype exported again has the same tensors, bit by bit, but for those
+    that no output depends on, which become zeros. Raises ValueError for a model that theirs cannot
+    express, such as one with a bank, and for a damaged folder.
     """
     source, destination = Path(source), Path(destination)
     check_free(destination)
-    settings = read_object(source / "config.json")
-    if settings.get("model_type") != MeanbankConfig.model_type:
-        raise ValueError(f"{source} is not a meanbank model")
-    model = MeanbankForCausalLM.from_pretrained(source, local_files_only=True, dtype="auto")
-    fields = to_theirs(model.config)
-    fields["param_dtype"] = str(model.dtype).removeprefix("torch.")
+    ours = _read_ours(source)
+    fields = to_theirs(ours.config)
+    fields["param_dtype"] = str(ours.dtype).removeprefix("torch.")
     tensors = {}
-    for name, tensor in model.state_dict().items():
-        theirs = their_name(name, model.config)
-        tensors[theirs] = tensor.reshape(their_shape(theirs, tensor.shape, model.config))
-    width = (model.config.num_key_value_heads or 0) * (model.config.value_head_dim or 0)
-    for name in _dead(model.config):
-        tensors[name] = torch.zeros(width, dtype=model.dtype)
+    for name, tensor in ours.tensors.items():
+        theirs = their_name(name, ours.config)
+        shape = their_shape(theirs, tensor.shape, ours.config)
+        tensors[theirs] = tensor.to(ours.dtype).reshape(shape)
+    width = (ours.config.num_key_value_heads or 0) * (ours.config.value_head_dim or 0)
+    for name in _dead(ours.config):
+        tensors[name] = torch.zeros(width, dtype=ours.dtype)
 
     def write(folder: Path) -> None:
         write_json(folder / "config.json", fields)
         save_tensors(tensors, folder / WEIGHTS)
+        for file in _tokenizer_files(source):
+            shutil.copyfile(file, folder / file.name)
 
     write_folder(destination, write)
-    _copy_tokenizer(source, destination)
 
 
-def _copy_tokenizer(source: Path, destination: Path) -> None:
-    for name in TOKENIZER_FILES:
-        if (source / name).is_file():
-            shutil.copyfile(source / name, destination / name)
+def _read_ours(source: Path) -> Conversion:
+    """One of our folders, every tensor accounted for."""
+    if (source / "checkpoints").is_dir():
+        raise ValueError(
+            f"{source} is a run; give one of its checkpoints, {source}/checkpoints/STEP"
+        )
+    settings = read_object(source / "config.json")
+    if settings.get("model_type") != MeanbankConfig.model_type:
+        raise ValueError(f"{source} is not a meanbank model")
+    try:
+        config = MeanbankConfig.from_dict(settings)
+    except Exception as error:  # a damaged file fails in transformers in many ways
+        raise ValueError(f"{source / 'config.json'}: {one_line(error)}") from None
+    return conversion.convert(config, read_safetensors(source), lambda name: name, {})
+
+
+def _tokenizer_files(source: Path) -> list[Path]:
+    return [source / name for name in TOKENIZER_FILES if (source / name).is_file()]

@@ -14,8 +14,9 @@ import torch
 from torch import Tensor
 
 from meanbank.interop import conversion
-from meanbank.interop.conversion import Conversion, check_free, read_object
+from meanbank.interop.conversion import Conversion, check_free, checked, read_object
 from meanbank.model import MeanbankConfig
+from meanbank.model.plan import layers_at
 
 SIZES = {
     "sequence_len": 2048,
@@ -39,10 +40,10 @@ SOURCES = (
 )
 LEARNED, LEARNED_PER_HEAD = "learn_init_coeffs", "learn_init_scaling_vec"
 TARGETS = {
-    "on_every_layer": lambda layer, layers: True,
-    "on_second_half_layers": lambda layer, layers: layer >= layers // 2,
-    "on_last_two_thirds_layers": lambda layer, layers: layer >= layers // 3,
-    "on_every_two_layers": lambda layer, layers: layer % 2 == (layers - 1) % 2,
+    "on_every_layer": "all",
+    "on_second_half_layers": "second_half",
+    "on_last_two_thirds_layers": "last_two_thirds",
+    "on_every_two_layers": "every_other",
 }
 OFF = (
     "add_init_res",
@@ -75,12 +76,10 @@ NAMES = [
 
 def target_layers(fields: Mapping[str, Any]) -> list[int]:
     """The layers whose values come from elsewhere; by default the last third."""
-    layers = fields["n_layer"]
-    chosen = [rule for name, rule in TARGETS.items() if fields.get(name)]
+    chosen = [place for name, place in TARGETS.items() if fields.get(name)]
     if len(chosen) > 1:
         raise ValueError(f"more than one of {', '.join(TARGETS)} is on")
-    rule = chosen[0] if chosen else lambda layer, layers: layer >= 2 * layers // 3
-    return [layer for layer in range(layers) if rule(layer, layers)]
+    return layers_at(chosen[0] if chosen else "last_third", fields["n_layer"])
 
 
 def to_ours(fields: Mapping[str, Any]) -> MeanbankConfig:
@@ -88,11 +87,14 @@ def to_ours(fields: Mapping[str, Any]) -> MeanbankConfig:
     known = {*SIZES, *SOURCES, *TARGETS, *OFF, LEARNED, LEARNED_PER_HEAD, "value_emb_shared"}
     unknown = sorted(set(fields) - known)
     if unknown:
-        raise ValueError(f"unknown settings in the configuration: {', '.join(unknown)}")
+        raise ValueError(
+            f"unknown settings in the configuration: {', '.join(unknown)}; read are checkpoints of "
+            "the BoV authors' branch research/bank_of_values"
+        )
     for name in OFF:
         if fields.get(name):
             raise ValueError(f"{name} is on: it is outside this library")
-    fields = {**SIZES, **fields}
+    fields = read_fields(fields)
     windows = _windows(fields)
     plan: list[dict[str, Any]] = [
         {"where": [layer], "memory": {"type": "sliding_window", "window": window + 1}}
@@ -114,6 +116,14 @@ def to_ours(fields: Mapping[str, Any]) -> MeanbankConfig:
         intermediate_size=4 * fields["n_embd"],
         plan=plan,
     )
+
+
+def read_fields(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Their fields, sizes completed and types checked."""
+    return {
+        name: checked(name, value, type(SIZES.get(name, 0)), 1 if name in SIZES else 0)
+        for name, value in {**SIZES, **fields}.items()
+    }
 
 
 def _windows(fields: Mapping[str, Any]) -> list[int]:
@@ -213,6 +223,8 @@ def import_nanochat(
         for path in (source.iterdir() if source.is_dir() else ())
         if (found := re.fullmatch(r"model_(\d+)\.pt", path.name))
     )
+    if source.is_file():
+        raise ValueError(f"{source} is a file; give its folder")
     if not steps:
         raise ValueError(f"{source} holds no model_STEP.pt")
     step = steps[-1] if step is None else step
@@ -233,9 +245,11 @@ def import_nanochat(
 def _read_weights(path: Path) -> dict[str, Tensor]:
     try:
         tensors = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
-    except Exception as error:  # the unpickler raises many kinds for a damaged or hostile file
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise ValueError(f"cannot read {path} as plain tensors: {reason}") from None
-    if not isinstance(tensors, dict) or not all(isinstance(t, Tensor) for t in tensors.values()):
+    except Exception:  # the unpickler raises many kinds for a damaged or hostile file
+        raise ValueError(
+            f"cannot read {path} as plain tensors: it is damaged, or holds more"
+        ) from None
+    named = isinstance(tensors, dict) and all(isinstance(name, str) for name in tensors)
+    if not named or not all(isinstance(tensor, Tensor) for tensor in tensors.values()):
         raise ValueError(f"{path} holds something other than named tensors")
     return tensors

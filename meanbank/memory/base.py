@@ -2,7 +2,7 @@
 
 import abc
 import dataclasses
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -18,7 +18,12 @@ from meanbank.core.values import Values
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class MemoryConfig(Tagged, kind="memory"):
-    """Settings of a memory; `build` makes the module."""
+    """Settings of a memory; `build` makes the module.
+
+    has_address: whether its layers make queries and keys as an address says.
+    """
+
+    has_address: ClassVar[bool] = True
 
     @abc.abstractmethod
     def build(self, geometry: Geometry) -> "Memory": ...
@@ -61,6 +66,11 @@ class Memory(nn.Module, abc.ABC):
 
     def initialize(self) -> None:
         """Start values that differ from PyTorch's defaults."""
+
+    @property
+    def exact_tokens(self) -> int | None:
+        """Tokens up to which it is nothing but exact attention, None where it compresses nothing."""
+        return None
 
     @abc.abstractmethod
     def rows_max(self, tokens: int) -> int:

@@ -41,7 +41,8 @@ class KVM(MemoryConfig, tag="kvm"):
     sink: first rows that nothing is merged into.
     The ablations of the paper (its component study), each one setting:
     temperatures: one learned factor a head for memory and for window keys, or none.
-    merge_gate: learned (`1 + ELU(x W_g)`) or none; gated_writes and gated_parts say what it scales.
+    merge_gate: learned (`1 + ELU(x W_g)`) or none; gated_writes and gated_parts say what it scales
+        (initial rows whole, if at all).
     value_scale: "radius", or means by "count" of writes, or "chunk_count" as in the authors' code.
     Controls of ours, which the paper lacks:
     append: the tokens that get rows of their own, at equal rows: by "novelty" as in the paper,
@@ -70,6 +71,12 @@ class KVM(MemoryConfig, tag="kvm"):
     def __post_init__(self) -> None:
         KVMOptions(rotary_dim=0, **self.operator_settings())
         check_backend(self.backend)
+        idle = not self.gated_writes or not (self.gated_parts or "initial" in self.gated_writes)
+        if self.merge_gate == "learned" and idle and self.append != "gate":
+            raise ValueError(
+                "nothing reads the merge gate where gated_writes or gated_parts is empty: set "
+                "merge_gate: none"
+            )
         if self.append == "gate" and self.merge_gate != "learned":
             raise ValueError(
                 "append: gate takes the tokens with the largest merge gate, so it needs "
@@ -143,6 +150,10 @@ class KeyValueMeans(OperatorMemory):
         precise = accumulator_dtype(x.dtype)
         with torch.autocast(x.device.type, enabled=False):
             return 1 + F.elu(F.linear(x.to(precise), self.gate.weight.to(precise))).mT
+
+    @property
+    def exact_tokens(self) -> int:
+        return self.config.window_chunks * self.config.chunk_size
 
     def memory_rows_max(self, tokens: int) -> int:
         """A bound on the compressed rows within the first `tokens` tokens."""

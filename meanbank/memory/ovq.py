@@ -68,6 +68,10 @@ class OVQAttention(OperatorMemory):
         )
         return cast(tuple[Tensor, OVQMemory], attended)
 
+    @property
+    def exact_tokens(self) -> int:
+        return self.config.chunk_size
+
     def dictionary_rows(self, tokens: int) -> int:
         """Rows of the dictionary within the first `tokens` tokens."""
         swallowed = (tokens - 1) // self.config.chunk_size * self.config.chunk_size

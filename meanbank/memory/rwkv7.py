@@ -1,6 +1,7 @@
 """RWKV-7's place among the memories: a matrix a head, in a mixer of its own."""
 
 import dataclasses
+from typing import ClassVar
 
 from meanbank.core.conventions import Conventions
 from meanbank.core.geometry import Geometry
@@ -15,6 +16,8 @@ class RWKV7(MemoryConfig, tag="rwkv7"):
     and has no positions, so the settings of an address do not apply; its values may come from any
     source, and projected ones are mixed with the first RWKV-7 layer's.
     """
+
+    has_address: ClassVar[bool] = False
 
     def conventions(self, backbone: Conventions) -> Conventions:
         return dataclasses.replace(
@@ -31,8 +34,6 @@ class RWKV7(MemoryConfig, tag="rwkv7"):
                 f"an rwkv7 layer has no grouped queries: num_key_value_heads "
                 f"({geometry.num_kv_heads}) must equal num_attention_heads ({geometry.num_heads})"
             )
-        if geometry.rotary_dim:
-            raise ValueError("an rwkv7 layer has no positions: leave address.rotary_fraction at 0")
 
     def build(self, geometry: Geometry) -> Memory:
         raise TypeError("an rwkv7 layer is a mixer of its own, not a memory of softmax attention")

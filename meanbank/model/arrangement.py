@@ -1,6 +1,7 @@
 """How the columns of an input are arranged: padding taken out, documents told apart."""
 
 import dataclasses
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -13,13 +14,15 @@ class Arrangement:
     """Rows left-aligned without their padding, and the way back.
 
     length: columns of the input; columns: (B, T') the column of each left-aligned token, and valid:
-    (B, T') whether there is one; both None where nothing moves, T' = length.
+    (B, T') whether there is one; both None where nothing moves, T' = length. last_ids: each row's
+    last document id, where ids were given.
     """
 
     layout: Layout
     length: int
     columns: Tensor | None = None
     valid: Tensor | None = None
+    last_ids: Sequence[int | None] = ()
 
     def aligned(self, x: Tensor) -> Tensor:
         """(B, length, ...) -> (B, T', ...)."""
@@ -38,32 +41,44 @@ class Arrangement:
 
 
 def arrange(
-    seen: tuple[int, ...], length: int, mask: Tensor | None, document_ids: Tensor | None
+    seen: tuple[int, ...],
+    length: int,
+    mask: Tensor | None,
+    document_ids: Tensor | None,
+    last_ids: Sequence[int | None],
 ) -> Arrangement:
     """The arrangement of `length` columns after `seen` tokens of each row.
 
     mask: (B, length), false at padding, which may stand anywhere; document_ids: (B, length), which
-    change where a document begins. A row's first document goes on from what it has seen.
+    change where a document begins; last_ids: those of the last tokens seen, where they were given.
+    A row's first document goes on from what it has seen unless its id differs from the last.
     """
     valid = torch.ones(len(seen), length, dtype=torch.bool)
     if mask is not None:
         valid = mask.to("cpu", torch.bool)
     if bool(valid.all()) and document_ids is None:
-        return Arrangement(Layout.ragged(seen, [[length]] * len(seen)), length)
+        return Arrangement(Layout.ragged(seen, [[length]] * len(seen)), length, last_ids=last_ids)
     counts = valid.sum(dim=1)
-    device = None if mask is None else mask.device
+    device, goes_on = None if mask is None else mask.device, None
     if document_ids is None:
         documents = [[int(count)] for count in counts]
     else:
         device, ids = document_ids.device, document_ids.cpu()
-        documents = [
-            torch.unique_consecutive(ids[row][valid[row]], return_counts=True)[1].tolist()
+        rows = [
+            torch.unique_consecutive(ids[row][valid[row]], return_counts=True)
             for row in range(len(seen))
         ]
-    layout = Layout.ragged(seen, documents)
+        documents = [lengths.tolist() for _, lengths in rows]
+        names = [row.tolist() for row, _ in rows]
+        goes_on = [
+            last is None or not name or name[0] == last
+            for name, last in zip(names, last_ids, strict=True)
+        ]
+        last_ids = [n[-1] if n else last for n, last in zip(names, last_ids, strict=True)]
+    layout = Layout.ragged(seen, documents, goes_on)
     if bool(valid.all()):
-        return Arrangement(layout, length)
+        return Arrangement(layout, length, last_ids=last_ids)
     width = layout.length
     columns = (~valid).long().argsort(dim=1, stable=True)[:, :width]
     there = torch.arange(width) < counts[:, None]
-    return Arrangement(layout, length, columns.to(device), there.to(device))
+    return Arrangement(layout, length, columns.to(device), there.to(device), last_ids)

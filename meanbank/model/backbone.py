@@ -7,6 +7,7 @@ from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
+from transformers import initialization as init
 
 from meanbank.core.conventions import Conventions
 from meanbank.core.flops import Flops
@@ -44,6 +45,12 @@ class Stem(nn.Module, abc.ABC):
     def state_nbytes(self, batch: int, dtype: torch.dtype) -> int:
         """Bytes of its state."""
         return 0
+
+
+def default_linear(weight: Tensor) -> None:
+    """PyTorch's own start of a linear map: U(+-1 / sqrt(d_in))."""
+    bound = weight.shape[1] ** -0.5
+    init.uniform_(weight, -bound, bound)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -21,12 +21,19 @@ class StateLayer(CacheLayerMixin):
         self.state: State | None = None
         self.seen = 0  # columns, padding included
         self.lengths: tuple[int, ...] = ()  # tokens of each row's sequence
+        self.documents: tuple[int | None, ...] = ()  # the id of each row's last document
         self.device: torch.device | None = None
 
-    def store(self, state: State, seen: int, lengths: tuple[int, ...]) -> None:
+    def store(
+        self,
+        state: State,
+        seen: int,
+        lengths: tuple[int, ...],
+        documents: tuple[int | None, ...],
+    ) -> None:
         """Replace the state by that after `seen` columns, `lengths` tokens of each row."""
         self.state, self.seen, self.is_initialized = state, seen, True
-        self.lengths = lengths
+        self.lengths, self.documents = lengths, documents
         self.device = next((tensor.device for tensor in state.tensors()), self.device)
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
@@ -45,7 +52,8 @@ class StateLayer(CacheLayerMixin):
         return self.seen + query_length, 0
 
     def reset(self) -> None:
-        self.state, self.seen, self.is_initialized, self.lengths = None, 0, False, ()
+        self.state, self.seen, self.is_initialized = None, 0, False
+        self.lengths, self.documents = (), ()
 
     def crop(self, tokens_to_remove: int) -> None:
         if tokens_to_remove != 0:
@@ -62,11 +70,16 @@ class StateLayer(CacheLayerMixin):
 
     def batch_select_indices(self, indices: Tensor) -> None:
         self._apply(lambda state: state.select(indices))
-        self.lengths = tuple(self.lengths[row] for row in indices.tolist()) if self.lengths else ()
+        self._keep(indices.tolist())
 
     def batch_repeat_interleave(self, repeats: int) -> None:
         self._apply(lambda state: state.repeat(repeats))
-        self.lengths = tuple(length for length in self.lengths for _ in range(repeats))
+        self._keep([row for row in range(len(self.lengths)) for _ in range(repeats)])
+
+    def _keep(self, rows: list[int]) -> None:
+        if self.lengths:
+            self.lengths = tuple(self.lengths[row] for row in rows)
+            self.documents = tuple(self.documents[row] for row in rows)
 
     def offload(self) -> None:
         self._apply(lambda state: state.to("cpu", non_blocking=True))
@@ -84,8 +97,10 @@ class MeanbankCache(Cache):
 
     layers: list[StateLayer]  # pyright: ignore[reportIncompatibleVariableOverride]
 
-    def __init__(self, num_states: int) -> None:
+    def __init__(self, num_states: int, made_for: str | None = None) -> None:
+        """made_for: the layers whose states it holds, as `MeanbankModel.layer_key` names them."""
         super().__init__(layers=[StateLayer() for _ in range(num_states)])
+        self.made_for = made_for
 
     @property
     def seen(self) -> int:
@@ -97,6 +112,13 @@ class MeanbankCache(Cache):
         """Tokens of each row's sequence, without padding, since its last document began."""
         return self.layers[0].lengths
 
+    @property
+    def documents(self) -> tuple[int | None, ...]:
+        """The id of each row's last document, None where none was given."""
+        return self.layers[0].documents
+
     def nbytes(self) -> int:
-        """Bytes of memory held, all layers and rows of the batch."""
-        return sum(layer.nbytes() for layer in self.layers)
+        """Bytes of memory held, all layers and rows of the batch; what layers share counts once."""
+        states = [layer.state for layer in self.layers if layer.state is not None]
+        tensors = {t.data_ptr(): t for state in states for t in state.tensors()}
+        return sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())

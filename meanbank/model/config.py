@@ -10,7 +10,7 @@ from meanbank.core.config import build, choose, to_plain
 from meanbank.core.geometry import Geometry
 from meanbank.model.backbone import Backbone
 from meanbank.model.backbones import BACKBONES
-from meanbank.model.plan import LayerPlan, expand_plan, first_layers
+from meanbank.model.plan import AddressPlan, LayerPlan, expand_plan, first_layers
 from meanbank.values import Place
 
 INITIALIZATIONS = ("paper", "plain")
@@ -83,6 +83,11 @@ class MeanbankConfig(PreTrainedConfig):
             zip(plans, first_layers([plan.memory for plan in plans]), strict=True)
         ):
             plan.memory.check(self.geometry(plan))
+            if not plan.memory.has_address and plan.address != self._open_address(plan):
+                raise ValueError(
+                    f"layers.{layer}.address: a layer with {plan.memory.tag} has no address, so "
+                    "nothing can be set there"
+                )
             source = plan.values.takes_over(first)
             if source is not None and source >= layer:
                 raise ValueError(
@@ -126,9 +131,16 @@ class MeanbankConfig(PreTrainedConfig):
                 f"layers must be a list with an entry for each of {self.num_hidden_layers} layers; "
                 "rules go to plan"
             )
-        theta: Any = self.rope_theta
-        conventions = dataclasses.replace(self.backbone_parts.conventions, rope_theta=theta)
-        return [to_plain(plan.resolved(conventions)) for plan in self.plans()]
+        conventions = self.backbone_parts.conventions
+        plans = [build(LayerPlan, entry, f"layers.{i}") for i, entry in enumerate(self.layers)]
+        first = first_layers([plan.memory for plan in plans])
+        plans = [plan.resolved(conventions, at) for plan, at in zip(plans, first, strict=True)]
+        return [to_plain(plan) for plan in plans]
+
+    def _open_address(self, plan: LayerPlan) -> AddressPlan:
+        """The address of a layer whose plan says nothing about it."""
+        conventions = plan.memory.conventions(self.backbone_parts.conventions)
+        return AddressPlan(rope_theta=self.rope_theta).resolved(conventions)
 
     @property
     def backbone_parts(self) -> Backbone:
@@ -136,8 +148,11 @@ class MeanbankConfig(PreTrainedConfig):
         return BACKBONES[self.backbone]
 
     def plans(self) -> list[LayerPlan]:
-        """The layers' plans as dataclasses."""
-        return [build(LayerPlan, entry, f"layers.{i}") for i, entry in enumerate(self.layers or [])]
+        """The layers' plans as dataclasses, the base of rotary frequencies filled in."""
+        plans = [
+            build(LayerPlan, entry, f"layers.{i}") for i, entry in enumerate(self.layers or [])
+        ]
+        return [plan.with_theta(self.rope_theta or 0.0) for plan in plans]
 
     def geometry(self, plan: LayerPlan) -> Geometry:
         """Sizes of a layer's attention."""

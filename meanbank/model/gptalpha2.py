@@ -14,7 +14,7 @@ from transformers import initialization as init
 from meanbank.core.conventions import Conventions
 from meanbank.core.geometry import Geometry
 from meanbank.core.layout import Layout
-from meanbank.model.backbone import Backbone, StartValues, Stem
+from meanbank.model.backbone import Backbone, StartValues, Stem, default_linear
 from meanbank.model.layers import Address
 from meanbank.model.plan import AddressPlan
 from meanbank.ops.rotary import apply_rotary, rotary_angles
@@ -50,12 +50,6 @@ class GPTAlpha2Address(Address):
         angles = rotary_angles(positions, self.geometry.rotary_dim, self.rope_theta)
         query, key = self.query_norm(query), self.key_norm(key)
         return apply_rotary(query, angles), apply_rotary(key, angles)
-
-
-def default_linear(weight: Tensor) -> None:
-    """PyTorch's own start of a linear map: U(+-1 / sqrt(d_in))."""
-    bound = weight.shape[1] ** -0.5
-    init.uniform_(weight, -bound, bound)
 
 
 def _orthogonal_head(weight: Tensor) -> None:

@@ -10,9 +10,8 @@ import torch
 from torch import Tensor, nn
 from transformers import initialization as init
 
-from meanbank.model.backbone import StartValues, Stem
+from meanbank.model.backbone import StartValues, Stem, default_linear
 from meanbank.model.block import Block
-from meanbank.model.gptalpha2 import default_linear
 
 # A start without the zeros of the papers, for models of a layer or two.
 PLAIN = StartValues(

@@ -1,5 +1,7 @@
 """Hugging Face classes: `MeanbankModel` and `MeanbankForCausalLM`."""
 
+import hashlib
+import json
 from collections.abc import Iterable
 from typing import Any, cast
 
@@ -75,7 +77,16 @@ class MeanbankModel(MeanbankPreTrainedModel):
 
     def new_cache(self) -> MeanbankCache:
         """An empty cache for this model."""
-        return MeanbankCache(len(self.layers) + self.stem.carries)
+        return MeanbankCache(len(self.layers) + self.stem.carries, self.layer_key)
+
+    @property
+    def layer_key(self) -> str:
+        """What the states of its layers depend on; a cache of another model has another."""
+        config = self.config
+        sizes = (config.hidden_size, config.num_attention_heads, config.num_key_value_heads)
+        sizes += (config.head_dim, config.value_head_dim)
+        described = json.dumps([config.backbone, sizes, config.layers], sort_keys=True)
+        return hashlib.sha256(described.encode()).hexdigest()
 
     def get_input_embeddings(self) -> nn.Module:
         return self.embedding
@@ -102,8 +113,8 @@ class MeanbankModel(MeanbankPreTrainedModel):
         input_ids (B, T); inputs_embeds (B, T, hidden_size) in their place where no layer has a
         bank. attention_mask: (B, T) or (B, columns seen + T), 0 at padding, which may stand
         anywhere: each row is read as if alone, and padding gets zeros. document_ids (B, T): where
-        they change, a document begins, which sees nothing before itself; a row's first document
-        goes on from the cache, and the cache then holds the last one. position_ids, if given, must
+        they change, also from call to call, a document begins, which sees nothing before itself;
+        the cache then holds the last one. position_ids, if given, must
         be those that follow. `cache` and its older name `past_key_values` are the same. Raises
         ValueError otherwise.
         """
@@ -114,17 +125,18 @@ class MeanbankModel(MeanbankPreTrainedModel):
             output_hidden_states = self.config.output_hidden_states
         if cache is None and use_cache:
             cache = self.new_cache()
-        if input_ids is not None and input_ids.dtype in (torch.uint8, torch.int8, torch.int16):
-            input_ids = input_ids.long()
+        if input_ids is not None and not input_ids.is_floating_point():
+            input_ids = input_ids if input_ids.dtype == torch.bool else input_ids.long()
         embedded = self._embed(input_ids, inputs_embeds)
         batch, length = embedded.shape[:2]
         if cache is not None:
-            _check_cache(cache, len(self.new_cache().layers), batch)
-        seen = (0,) * batch if cache is None else cache.lengths or (0,) * batch
-        columns = 0 if cache is None else cache.seen
+            _check_cache(cache, self.new_cache(), batch)
+        seen, last_ids, columns = (0,) * batch, (None,) * batch, 0
+        if cache is not None and cache.lengths:
+            seen, last_ids, columns = cache.lengths, cache.documents, cache.seen
         mask = _new_columns(attention_mask, batch, columns, length)
         _check_documents(document_ids, batch, length)
-        arrangement = arrange(seen, length, mask, document_ids)
+        arrangement = arrange(seen, length, mask, document_ids, last_ids)
         layout = arrangement.layout
         _check_positions(position_ids, arrangement)
         embedded = arrangement.aligned(embedded)
@@ -143,7 +155,7 @@ class MeanbankModel(MeanbankPreTrainedModel):
             hidden.append(x)
         if cache is not None:  # all or nothing: an interrupted call leaves the cache as it was
             for layer, state in zip(cache.layers, [*states, stem], strict=False):
-                layer.store(state, columns + length, layout.total)
+                layer.store(state, columns + length, layout.total, tuple(arrangement.last_ids))
         x = arrangement.restored(self.norm(x))
         hidden = tuple(map(arrangement.restored, hidden)) if output_hidden_states else None
         output = BaseModelOutputWithPast(last_hidden_state=x, cache=cache, hidden_states=hidden)
@@ -168,7 +180,12 @@ class MeanbankModel(MeanbankPreTrainedModel):
                     "this model has a bank of values, which is indexed by token id: give "
                     "input_ids, not inputs_embeds"
                 )
-            return inputs_embeds
+            if inputs_embeds.ndim != 3 or inputs_embeds.shape[2] != self.config.hidden_size:
+                raise ValueError(
+                    f"inputs_embeds must be (batch, tokens, {self.config.hidden_size}), got shape "
+                    f"{tuple(inputs_embeds.shape)}"
+                )
+            return inputs_embeds.to(self.embedding.weight.dtype)
         if input_ids.ndim != 2 or input_ids.numel() == 0:
             raise ValueError(
                 f"input_ids must be (batch, tokens) with at least one token, got shape "
@@ -286,9 +303,11 @@ def _check_unknown(keywords: dict[str, Any]) -> None:
             raise ValueError(f"the model does not take {name!r}: it is not supported (yet)")
 
 
-def _check_cache(cache: MeanbankCache, num_layers: int, batch: int) -> None:
-    if len(cache.layers) != num_layers:
-        raise ValueError(f"the cache has {len(cache.layers)} layers, the model {num_layers}")
+def _check_cache(cache: MeanbankCache, own: MeanbankCache, batch: int) -> None:
+    if len(cache.layers) != len(own.layers):
+        raise ValueError(f"the cache has {len(cache.layers)} layers, the model {len(own.layers)}")
+    if cache.made_for not in (None, own.made_for):
+        raise ValueError("the cache was made by a model with other layers; make a new one")
     if cache.lengths and len(cache.lengths) != batch:
         raise ValueError(f"the cache holds {len(cache.lengths)} sequences, the input {batch}")
 

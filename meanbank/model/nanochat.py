@@ -17,8 +17,7 @@ from meanbank.core.flops import Flops, linear_flops
 from meanbank.core.geometry import Geometry
 from meanbank.core.layout import Layout
 from meanbank.core.state import State
-from meanbank.model.backbone import Backbone, StartValues, Stem
-from meanbank.model.gptalpha2 import default_linear
+from meanbank.model.backbone import Backbone, StartValues, Stem, default_linear
 from meanbank.model.layers import Address
 from meanbank.model.plan import AddressPlan
 from meanbank.ops.rotary import apply_rotary, rotary_angles

@@ -18,8 +18,8 @@ class AddressPlan:
     rotated and all of nanochat, but half under KVM and none under OVQ, for example.
 
     rotary_fraction: share of a head's channels that is rotated; rope_theta: base of the
-    frequencies; qk_norm: whether heads are normalised; token_shift: whether queries and keys are
-    moved towards the previous token's.
+    frequencies, default the model's; qk_norm: whether heads are normalised; token_shift: whether
+    queries and keys are moved towards the previous token's.
     """
 
     rotary_fraction: float | None = None
@@ -34,13 +34,10 @@ class AddressPlan:
             raise ValueError(f"rope_theta must be positive, got {self.rope_theta}")
 
     def resolved(self, conventions: Conventions) -> "AddressPlan":
-        """The same with everything filled in that was left open."""
-        open_settings = {
-            field.name: getattr(conventions, field.name)
-            for field in dataclasses.fields(self)
-            if getattr(self, field.name) is None
-        }
-        return dataclasses.replace(self, **open_settings)
+        """The same with everything filled in that was left open, but for the model's rope_theta."""
+        names = ("rotary_fraction", "qk_norm", "token_shift")
+        filled = {n: getattr(conventions, n) for n in names if getattr(self, n) is None}
+        return dataclasses.replace(self, **filled)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -51,13 +48,24 @@ class LayerPlan:
     values: ValueSourceConfig = Projected()
     address: AddressPlan = AddressPlan()
 
-    def resolved(self, backbone: Conventions) -> "LayerPlan":
-        """The same with everything filled in that was left open."""
+    def resolved(self, backbone: Conventions, first_layer: int = 0) -> "LayerPlan":
+        """The same with everything filled in that was left open.
+
+        first_layer: the first layer with the same type of memory.
+        """
         conventions = self.memory.conventions(backbone)
         return dataclasses.replace(
             self,
-            values=self.values.resolved(conventions),
+            values=self.values.resolved(conventions, first_layer),
             address=self.address.resolved(conventions),
+        )
+
+    def with_theta(self, rope_theta: float) -> "LayerPlan":
+        """The same with the model's base of rotary frequencies, unless it has its own."""
+        if self.address.rope_theta is not None:
+            return self
+        return dataclasses.replace(
+            self, address=dataclasses.replace(self.address, rope_theta=rope_theta)
         )
 
 

@@ -19,17 +19,23 @@ from meanbank.model.backbone import Backbone
 from meanbank.model.mixer import Mixer
 from meanbank.model.plan import LayerPlan
 from meanbank.ops.rwkv7 import rwkv7_recurrence
-from meanbank.ops.token_shift import token_shift
+from meanbank.ops.token_shift import shift_start, token_shift
 from meanbank.values import Place
+from meanbank.values.low_rank import LowRank, rounded_rank
 
 # Each input is the layer's, shifted towards the previous token by a mix of its own; the number is
 # the power that shapes the mix's start: 1 - (channel / width) ** (power * ratio).
 INPUTS = {"receptance": 0.2, "decay": 0.9, "key": 0.7, "value": 0.7, "rate": 0.9, "gate": 0.2}
 
 
-def rank(value: float) -> int:
-    """Rank of a low-rank map: the nearest multiple of 32, at least 32."""
-    return max(32, 32 * round(value / 32))
+def decay_rank(width: int) -> int:
+    """Rank of the decay's and the rate's maps."""
+    return rounded_rank(1.8 * width**0.5)
+
+
+def gate_rank(width: int) -> int:
+    """Rank of the output gate's map."""
+    return rounded_rank(0.6 * width**0.8)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,29 +55,6 @@ class TimeMixState(State):
     values: Any
 
 
-class LowRank(nn.Module):
-    """`base + W2 activation(W1 x)`; the base is left out where it is not wanted."""
-
-    def __init__(self, hidden_size: int, rank: int, width: int, based: bool = True) -> None:
-        super().__init__()
-        self.base = nn.Parameter(torch.empty(width)) if based else None
-        self.down = nn.Linear(hidden_size, rank, bias=False)
-        self.up = nn.Linear(rank, width, bias=False)
-
-    def initialize(self, base: Tensor | None) -> None:
-        if self.base is not None and base is not None:
-            init.copy_(self.base, base.to(self.base))
-        init.zeros_(self.down.weight)
-        init.orthogonal_(self.up.weight, gain=0.1)
-
-    def flops(self, tokens: int) -> Flops:
-        return linear_flops(self.down, tokens) + linear_flops(self.up, tokens)
-
-    def forward(self, x: Tensor, activation) -> Tensor:
-        mapped = self.up(activation(self.down(x)))
-        return mapped if self.base is None else self.base + mapped
-
-
 class TimeMix(Mixer):
     """Receptance, decay, key, value, in-context rate and gate from shifted inputs; see the paper.
 
@@ -89,9 +72,9 @@ class TimeMix(Mixer):
         self.receptance = nn.Linear(hidden, keys, bias=False)
         self.key = nn.Linear(hidden, keys, bias=False)
         self.values = plan.values.build(geometry, place)
-        self.decay = LowRank(hidden, rank(1.8 * hidden**0.5), keys)
-        self.rate = LowRank(hidden, rank(1.8 * hidden**0.5), keys)
-        self.gate = LowRank(hidden, rank(0.6 * hidden**0.8), width, based=False)
+        self.decay = LowRank(hidden, decay_rank(hidden), keys)
+        self.rate = LowRank(hidden, decay_rank(hidden), keys)
+        self.gate = LowRank(hidden, gate_rank(hidden), width, based=False)
         self.removal = nn.Parameter(torch.empty(keys))  # k_k of the paper
         self.replacement = nn.Parameter(torch.empty(keys))  # k_a
         self.bonus = nn.Parameter(torch.empty(geometry.num_heads, geometry.key_dim))  # r_k
@@ -148,14 +131,14 @@ class TimeMix(Mixer):
     def _address(self, shifted: dict[str, Tensor]) -> tuple[Tensor, ...]:
         """Receptance, key, removal key, rate and log decay, each (B, H, T, Dk)."""
         heads = self.geometry.num_heads
-        key = self.key(shifted["key"])
-        rate = torch.sigmoid(self.rate(shifted["rate"], nn.Identity()))
+        precise = accumulator_dtype(shifted["key"].dtype)  # norms, gates and decays, as elsewhere
+        key = self.key(shifted["key"]).to(precise)
+        rate = torch.sigmoid(self.rate(shifted["rate"]).to(precise))
         removal = F.normalize(split_heads(key * self.removal, heads), dim=-1)
         key = key * (1 + (rate - 1) * self.replacement)
-        decay = self.decay(shifted["decay"], torch.tanh)
-        decay = decay.to(accumulator_dtype(decay.dtype))
+        decay = self.decay(shifted["decay"], torch.tanh).to(precise)
         log_decay = -math.exp(-0.5) * torch.sigmoid(decay)
-        receptance = self.receptance(shifted["receptance"])
+        receptance = self.receptance(shifted["receptance"]).to(precise)
         receptance, key, rate, log_decay = (
             split_heads(part, heads) for part in (receptance, key, rate, log_decay)
         )
@@ -203,13 +186,11 @@ class TimeMix(Mixer):
         ramp = i - 0.5
         inside = torch.linspace(-1, 1, self.geometry.key_dim, dtype=torch.float64)
         zigzag = (inside * inside.abs()).repeat(self.geometry.num_heads).to(i)
-        hidden = torch.arange(self.geometry.hidden_size, dtype=torch.float64, device=i.device)
         for name, mix in self.shifts.items():
-            power = INPUTS[name] * ratio
-            init.copy_(mix, (1 - (hidden / len(hidden)) ** power).to(mix))
+            init.copy_(mix, shift_start(mix, INPUTS[name] * ratio))
         self.decay.initialize(-5.5 + 6 * i ** (1 + depth**0.3) + 2.5 * zigzag)
         self.rate.initialize(-0.19 + 0.3 * zigzag + 0.4 * ramp)
-        self.gate.initialize(None)
+        self.gate.initialize()
         self.values.initialize(ratio)
         init.copy_(self.removal, (0.71 - 0.1 * ramp).to(self.removal))
         init.constant_(self.replacement, 1.02)
@@ -219,6 +200,14 @@ class TimeMix(Mixer):
         self._initialize_value_projection()
         share = (1 + self.place.layer) / self.place.num_layers
         init.constant_(self.norm.weight, share**0.7)
+
+    def initialize_table(self, inputs, draw, shared):
+        """As its own W_V starts: orthogonal, whatever the backbone draws."""
+
+        def orthogonal(*shape: int) -> Tensor:
+            return nn.init.orthogonal_(torch.empty(*shape, device=self.bonus.device))
+
+        super().initialize_table(inputs, orthogonal, shared)
 
     def _initialize_value_projection(self) -> None:
         for name, module in self.values.named_modules():

@@ -74,8 +74,9 @@ class Plan:
 
     num_parameters, parameters: their number, and that by part. flops, flops_per_token: FLOPs a
     token at `sequence_length` tokens, by part and in all, as `convention` counts. tokens: of the
-    whole run, `steps * tokens_per_step`; training_flops: FLOPs of all of them. groups: learning
-    rates and decays at their peaks, in a run of that many steps.
+    whole run, `steps * tokens_per_step`; training_flops: FLOPs of all of them, as if every
+    sequence were that long (recall's are shorter at first). groups: learning rates and decays at
+    their peaks, in a run of that many steps.
     """
 
     description: str

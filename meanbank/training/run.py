@@ -61,6 +61,7 @@ def open_data(config: RunConfig) -> TrainingData:
         batch_size=data.batch_size,
         seed=training.seed,
         end_of_text_id=corpus.end_of_text_id,
+        isolate=data.pack == "isolate",
     )
     description = {**corpus.description, "fingerprint": corpus.fingerprint}
     return TrainingData(batches, corpus, data.padded(corpus.vocab_size), description)
@@ -137,6 +138,10 @@ def read_config(run: Path) -> RunConfig:
     if not (run / CONFIG).is_file():
         if (run / TRAINER).is_file():
             raise ValueError(f"{run} is a checkpoint; give its run, {run.parent.parent}")
+        if (run / "config.json").is_file():
+            raise ValueError(
+                f"{run} is a model, not a run: load it with AutoModelForCausalLM.from_pretrained"
+            )
         raise ValueError(
             f"{run} is not a run folder (it has no {CONFIG}); `meanbank train CONFIG --out {run}` "
             "makes one"

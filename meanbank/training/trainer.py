@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 import math
 import signal
+import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -69,10 +70,27 @@ def train(config: RunConfig, out: str | Path, *, resume: bool = False, force: bo
         model.generation_config.suppress_tokens = list(padding) or None
     model.to(device)  # pyright: ignore[reportArgumentType]
     model.train()
+    warn_of_idle_memories(model, config)
     if not resume:  # last: wrong input must leave what is there alone
         make_run(out, config, force=force)
     Trainer(config, out, model, data).run()
     return out
+
+
+def warn_of_idle_memories(model: MeanbankForCausalLM, config: RunConfig) -> None:
+    """Say so on stderr where no training sequence is long enough for a memory to compress any."""
+    if config.data.recall is not None:
+        return
+    length = config.data.sequence_length
+    for layer, block in enumerate(model.model.layers):
+        exact = getattr(getattr(block.attention, "memory", None), "exact_tokens", None)
+        if exact is not None and length <= exact:
+            print(
+                f"warning: layer {layer} keeps {exact} tokens exactly and training sequences have "
+                f"{length}, so its compressed memory is never used; give it a smaller chunk_size",
+                file=sys.stderr,
+            )
+            return
 
 
 @dataclasses.dataclass
@@ -121,7 +139,7 @@ class Trainer:
         self, optimizer: Optimizers, batch: Batch, clip: float | None, step: int
     ) -> tuple[float, float]:
         optimizer.zero_grad(set_to_none=True)
-        loss = language_loss(self.model, batch.input_ids, batch.labels)
+        loss = language_loss(self.model, batch)
         if not torch.isfinite(loss):
             place = locate_non_finite(self.model, batch)
             raise NonFiniteError(f"the loss is {loss.item()} at step {step + 1}, first in {place}")
@@ -146,13 +164,14 @@ class Trainer:
         last = step == settings.steps
         due = settings.evaluate_every and step % settings.evaluate_every == 0
         if self.data.corpus is not None and (due or last):
-            corpus = self.data.corpus
+            corpus, isolated = self.data.corpus, self.config.data.pack == "isolate"
             result = bits_per_byte(
                 self.model,
                 corpus.held_out,
                 corpus.token_bytes,
                 sequence_length=self.config.data.sequence_length,
                 max_tokens=settings.evaluation_tokens,
+                isolated_by=corpus.end_of_text_id if isolated else None,
             )
             self.model.train()
             if not math.isfinite(result["bpb"]):
@@ -204,10 +223,13 @@ class Trainer:
         write_run_info(self.out, info)
 
 
-def language_loss(model: MeanbankForCausalLM, input_ids: Tensor, labels: Tensor) -> Tensor:
-    """Mean cross-entropy in nats; labels (B, T) are the targets of input_ids, -100 is ignored."""
-    logits = model(input_ids=input_ids, use_cache=False).logits
-    return F.cross_entropy(logits.flatten(0, 1).float(), labels.flatten(), ignore_index=IGNORED)
+def language_loss(model: MeanbankForCausalLM, batch: Batch) -> Tensor:
+    """Mean cross-entropy in nats over the targets that are not ignored."""
+    logits = model(
+        input_ids=batch.input_ids, document_ids=batch.document_ids, use_cache=False
+    ).logits
+    targets = batch.labels.flatten()
+    return F.cross_entropy(logits.flatten(0, 1).float(), targets, ignore_index=IGNORED)
 
 
 def _finite(tensor: Tensor | None) -> bool:
@@ -230,7 +252,7 @@ def locate_non_finite(model: MeanbankForCausalLM, batch: Batch) -> str:
 
     handles = [m.register_forward_hook(watch(n)) for n, m in model.named_modules() if n]
     try:
-        language_loss(model, batch.input_ids, batch.labels)
+        language_loss(model, batch)
     finally:
         for handle in handles:
             handle.remove()

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from transformers import initialization as init
 
 from meanbank.core.context import Context
+from meanbank.core.conventions import Conventions
 from meanbank.core.flops import Flops
 from meanbank.core.geometry import Geometry
 from meanbank.core.values import BankedValues
@@ -19,15 +20,18 @@ from meanbank.values.base import Place, ValueSource, ValueSourceConfig, learned_
 class Bank(ValueSourceConfig, tag="bank"):
     """`v_p = gamma * table[token id at p]`: no projection, no value residual, no token shift.
 
-    scale: gamma is one learned number (starts at 1, unbounded), or fixed at 1.
+    scale: gamma is one learned number (starts at 1, unbounded; the default), or fixed at 1.
     table: "own", one for each layer, or "shared", one for all layers that say so.
     """
 
     needs_token_ids: ClassVar[bool] = True
     reads_stream: ClassVar[bool] = False
 
-    scale: Literal["learned", "fixed"] = "learned"
+    scale: Literal["learned", "fixed"] | None = None
     table: Literal["own", "shared"] = "own"
+
+    def resolved(self, conventions: Conventions, first_layer: int = 0) -> "Bank":
+        return dataclasses.replace(self, scale=self.scale or "learned")
 
     def build(self, geometry: Geometry, place: Place) -> "BankValues":
         return BankValues(self, geometry, place)
@@ -45,7 +49,7 @@ class BankValues(ValueSource):
         self.table = None
         if config.table == "own":
             self.table = nn.Parameter(torch.empty(place.vocabulary, geometry.value_width))
-        self.scale = learned_or(1.0, config.scale == "learned")
+        self.scale = learned_or(1.0, config.scale != "fixed")
 
     def initialize(self, ratio: float) -> None:
         restart(self.scale)

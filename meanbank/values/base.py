@@ -53,8 +53,11 @@ class ValueSourceConfig(Tagged, kind="value source"):
     @abc.abstractmethod
     def build(self, geometry: Geometry, place: Place) -> "ValueSource": ...
 
-    def resolved(self, conventions: Conventions) -> Self:
-        """The same with everything filled in that was left open."""
+    def resolved(self, conventions: Conventions, first_layer: int = 0) -> Self:
+        """The same with everything filled in that was left open.
+
+        first_layer: the first layer with the same type of memory.
+        """
         return self
 
     def takes_over(self, first_layer: int) -> int | None:

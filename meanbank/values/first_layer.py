@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from transformers import initialization as init
 
 from meanbank.core.context import Context
+from meanbank.core.conventions import Conventions
 from meanbank.core.flops import Flops
 from meanbank.core.geometry import Geometry, split_heads
 from meanbank.core.values import DenseValues
@@ -19,17 +20,22 @@ class FirstLayer(ValueSourceConfig, tag="first_layer"):
     """The values that an earlier layer has for x0, without residual and shift, times a scale.
 
     layer: which one; default the first layer with the same type of memory. Never a layer's own.
-    scale: fixed at 1, one learned number, or one learned number a key/value head; both start at 1.
+    scale: one learned number (the default), one a key/value head, both from 1, or fixed at 1.
     """
 
     reads_stream: ClassVar[bool] = False
 
     layer: int | None = None
-    scale: Literal["learned", "fixed", "per_head"] = "learned"
+    scale: Literal["learned", "fixed", "per_head"] | None = None
 
     def __post_init__(self) -> None:
         if self.layer is not None and self.layer < 0:
             raise ValueError(f"layer must not be negative, got {self.layer}")
+
+    def resolved(self, conventions: Conventions, first_layer: int = 0) -> "FirstLayer":
+        return dataclasses.replace(
+            self, scale=self.scale or "learned", layer=self.takes_over(first_layer)
+        )
 
     def build(self, geometry: Geometry, place: Place) -> "FirstLayerValues":
         return FirstLayerValues(self, geometry, place)
@@ -47,10 +53,10 @@ class FirstLayerValues(ValueSource):
     def __init__(self, config: FirstLayer, geometry: Geometry, place: Place) -> None:
         super().__init__(geometry, place)
         self.source = config.takes_over(place.first_layer)
-        shapes = {"learned": (), "per_head": (geometry.num_kv_heads,)}
         self.scale = None
-        if config.scale in shapes:
-            self.scale = nn.Parameter(torch.ones(shapes[config.scale]))
+        if config.scale != "fixed":
+            shape = (geometry.num_kv_heads,) if config.scale == "per_head" else ()
+            self.scale = nn.Parameter(torch.ones(shape))
 
     def initialize(self, ratio: float) -> None:
         if self.scale is not None:

@@ -32,7 +32,7 @@ class GatedAdditive(ValueSourceConfig, tag="gated_additive"):
 
     contextual: Projected = Projected()
 
-    def resolved(self, conventions: Conventions) -> "GatedAdditive":
+    def resolved(self, conventions: Conventions, first_layer: int = 0) -> "GatedAdditive":
         return dataclasses.replace(self, contextual=self.contextual.resolved(conventions))
 
     def build(self, geometry: Geometry, place: Place) -> "GatedAdditiveValues":

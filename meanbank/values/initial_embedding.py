@@ -6,6 +6,7 @@ from typing import ClassVar, Literal
 from torch import Tensor, nn
 
 from meanbank.core.context import Context
+from meanbank.core.conventions import Conventions
 from meanbank.core.flops import Flops, linear_flops
 from meanbank.core.geometry import Geometry, split_heads
 from meanbank.core.values import DenseValues
@@ -16,12 +17,15 @@ from meanbank.values.base import Place, ValueSource, ValueSourceConfig, learned_
 class InitialEmbedding(ValueSourceConfig, tag="initial_embedding"):
     """`V = norm(x0) W_V` with this layer's norm and projection, without residual and shift.
 
-    scale: one learned number (starts at 1), or fixed at 1.
+    scale: one learned number (starts at 1; the default), or fixed at 1.
     """
 
     reads_stream: ClassVar[bool] = False
 
-    scale: Literal["learned", "fixed"] = "learned"
+    scale: Literal["learned", "fixed"] | None = None
+
+    def resolved(self, conventions: Conventions, first_layer: int = 0) -> "InitialEmbedding":
+        return dataclasses.replace(self, scale=self.scale or "learned")
 
     def build(self, geometry: Geometry, place: Place) -> "InitialEmbeddingValues":
         return InitialEmbeddingValues(self, geometry, place)
@@ -33,7 +37,7 @@ class InitialEmbeddingValues(ValueSource):
     def __init__(self, config: InitialEmbedding, geometry: Geometry, place: Place) -> None:
         super().__init__(geometry, place)
         self.projection = nn.Linear(geometry.hidden_size, geometry.value_width, bias=False)
-        self.scale = learned_or(1.0, config.scale == "learned")
+        self.scale = learned_or(1.0, config.scale != "fixed")
 
     def initialize(self, ratio: float) -> None:
         restart(self.scale)

@@ -24,8 +24,8 @@ class Mixed(ValueSourceConfig, tag="mixed"):
     """`V = a contextual + b other`.
 
     contextual: the layer's projected values, with their residual and shift.
-    other: a bank, first_layer or initial_embedding without a scale of its own (`scale: fixed`), for
-        b scales it. initial_embedding shares the layer's W_V with the contextual part.
+    other: a bank, first_layer or initial_embedding, without a scale of its own, for b scales it.
+        initial_embedding shares the layer's W_V with the contextual part.
     coefficients: learned, from a = 1 and b = 0, or fixed at 0.5 each.
     """
 
@@ -37,7 +37,10 @@ class Mixed(ValueSourceConfig, tag="mixed"):
         if not isinstance(self.other, OTHERS):
             choices = ", ".join(source.tag for source in OTHERS)
             raise ValueError(f"other must be one of {choices}, got {self.other.tag}")
-        if self.other.scale != "fixed":
+        if self.other.scale is None:
+            other = dataclasses.replace(self.other, scale="fixed")
+            object.__setattr__(self, "other", other)
+        elif self.other.scale != "fixed":
             raise ValueError(
                 f"other.scale must be fixed, for b scales it already; got {self.other.scale!r}"
             )
@@ -52,8 +55,12 @@ class Mixed(ValueSourceConfig, tag="mixed"):
     def uses_shared_table(self) -> bool:
         return self.other.uses_shared_table
 
-    def resolved(self, conventions: Conventions) -> "Mixed":
-        return dataclasses.replace(self, contextual=self.contextual.resolved(conventions))
+    def resolved(self, conventions: Conventions, first_layer: int = 0) -> "Mixed":
+        return dataclasses.replace(
+            self,
+            contextual=self.contextual.resolved(conventions),
+            other=self.other.resolved(conventions, first_layer),
+        )
 
     def build(self, geometry: Geometry, place: Place) -> "MixedValues":
         return MixedValues(self, geometry, place)

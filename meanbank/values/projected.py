@@ -15,11 +15,12 @@ from meanbank.core.state import State
 from meanbank.core.values import DenseValues
 from meanbank.ops.token_shift import shift_start, token_shift
 from meanbank.values.base import Place, ValueSource, ValueSourceConfig, learned_or, restart, scaled
+from meanbank.values.low_rank import LowRank, rounded_rank
 
 
-def low_rank(width: int) -> int:
+def residual_rank(width: int) -> int:
     """Rank of the value residual's gate: 32 at width 768 (KVM paper, appendix)."""
-    return max(32, 32 * round(1.3 * width**0.5 / 32))
+    return rounded_rank(1.3 * width**0.5)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -37,7 +38,7 @@ class Projected(ValueSourceConfig, tag="projection"):
     shift: TokenShift | None = None
     scale: Literal["none", "learned"] = "none"
 
-    def resolved(self, conventions: Conventions) -> "Projected":
+    def resolved(self, conventions: Conventions, first_layer: int = 0) -> "Projected":
         return dataclasses.replace(
             self,
             residual=self.residual or conventions.value_residual,
@@ -81,7 +82,7 @@ class ProjectedValues(ValueSource):
             values = scaled(self.projection(x), self.scale)
         if self.residual is not None:
             first = values if initial else context.first_values[self.place.first_layer]
-            values = self.residual(x, values, first)
+            values = self.residual.mix(x, values, first)
         if self.shift is None:
             return DenseValues(split_heads(values, self.geometry.num_kv_heads)), None
         last = None if state is None else state.last
@@ -96,7 +97,7 @@ class ProjectedValues(ValueSource):
         flops = Flops()
         if not (self.place.publishes and self.place.layer == 0):  # published ones are the layer's
             flops += linear_flops(self.projection, tokens)
-        if isinstance(self.residual, GatedResidual):
+        if self.residual is not None:
             flops += self.residual.flops(tokens)
         return flops
 
@@ -115,39 +116,35 @@ class ProjectedValues(ValueSource):
         return 0 if self.shift is None else len(self.shift)
 
 
-class GatedResidual(nn.Module):
-    """`v + (v_first - v) * sigmoid(base + W2 W1 x)`, W1 and W2 of low rank."""
+class GatedResidual(LowRank):
+    """`v + (v_first - v) * sigmoid(base + W2 W1 x)`."""
 
     def __init__(self, hidden_size: int, width: int) -> None:
-        super().__init__()
-        rank = low_rank(hidden_size)
-        self.base = nn.Parameter(torch.empty(width))
-        self.down = nn.Linear(hidden_size, rank, bias=False)
-        self.up = nn.Linear(rank, width, bias=False)
+        super().__init__(hidden_size, residual_rank(hidden_size), width)
 
-    def initialize(self) -> None:
+    def initialize(self, base: Tensor | None = None) -> None:
+        assert self.base is not None
         ramp = torch.linspace(-0.5, 0.5, len(self.base), device=self.base.device)
-        init.copy_(self.base, (0.73 - 0.4 * ramp).to(self.base))
-        init.zeros_(self.down.weight)
-        init.orthogonal_(self.up.weight, gain=0.1)
+        super().initialize(0.73 - 0.4 * ramp)
 
-    def forward(self, x: Tensor, values: Tensor, first: Tensor) -> Tensor:
-        gate = torch.sigmoid(self.base + self.up(self.down(x)))
+    def mix(self, x: Tensor, values: Tensor, first: Tensor) -> Tensor:
+        gate = torch.sigmoid(self(x))
         return torch.lerp(values, first.to(values.dtype), gate.to(values.dtype))
-
-    def flops(self, tokens: int) -> Flops:
-        return linear_flops(self.down, tokens) + linear_flops(self.up, tokens)
 
 
 class LinearResidual(nn.Module):
-    """`(1 - mix) v + mix v_first`, one learned number."""
+    """`(1 - share) v + share v_first`, one learned number."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.mix = nn.Parameter(torch.empty(()))
+        self.share = nn.Parameter(torch.empty(()))
 
     def initialize(self) -> None:
-        init.constant_(self.mix, 0.5)
+        init.constant_(self.share, 0.5)
 
-    def forward(self, x: Tensor, values: Tensor, first: Tensor) -> Tensor:
-        return torch.lerp(values, first.to(values.dtype), self.mix.to(values.dtype))
+    def mix(self, x: Tensor, values: Tensor, first: Tensor) -> Tensor:
+        return torch.lerp(values, first.to(values.dtype), self.share.to(values.dtype))
+
+    def flops(self, tokens: int) -> Flops:
+        """Nothing but elementwise work."""
+        return Flops()

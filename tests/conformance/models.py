@@ -54,6 +54,7 @@ SOURCES = {
     "projection_plain": {"type": "projection", "residual": "none", "shift": "none"},
     "projection_scaled": {"type": "projection", "scale": "learned"},
     "first_layer": {"type": "first_layer", "layer": 0},
+    "first_layer_fixed": {"type": "first_layer", "scale": "fixed"},
     "first_layer_per_head": {"type": "first_layer", "layer": 0, "scale": "per_head"},
     "initial_embedding": {"type": "initial_embedding"},
     "mixed_first_layer": {

@@ -14,7 +14,7 @@ from meanbank.model.rwkv7 import TimeMix
 from meanbank.values import Place
 from tests.conformance.models import CHUNK, MEMORIES, SOURCES
 
-LENGTHS = [1, CHUNK - 1, CHUNK, CHUNK + 1, 2 * CHUNK + 3]
+LENGTHS = [1, CHUNK - 1, CHUNK, CHUNK + 1, 2 * CHUNK + 3, 4 * CHUNK + 3]
 SOFTMAX = [name for name in MEMORIES if name != "rwkv7"]
 
 

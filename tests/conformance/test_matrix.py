@@ -6,6 +6,8 @@ import pytest
 import torch
 
 from meanbank import MeanbankForCausalLM
+from meanbank.memory import MemoryConfig
+from meanbank.values import ValueSourceConfig
 from tests.conformance.models import (
     BACKBONES,
     CHUNK,
@@ -35,6 +37,11 @@ def test_the_list(memory, source, backbone, tmp_path):
     check_saving(model, ids, logits, tmp_path)
 
 
+def test_every_memory_and_source_has_a_row():
+    assert {settings["type"] for settings in MEMORIES.values()} == set(MemoryConfig.family)
+    assert {settings["type"] for settings in SOURCES.values()} == set(ValueSourceConfig.family)
+
+
 def check_causality(model, ids, logits):
     """Nothing before a changed token moves in any bit; the token itself does."""
     position = LENGTH // 2
@@ -53,14 +60,21 @@ def check_continuation(model, ids, logits):
 
 
 def check_bytes(model, ids):
-    """A state holds what it says, and reaches the closed form without passing it."""
-    cache = None
+    """At every length a cache holds the storage it says; it reaches the closed form, not more."""
+    cache, largest, bound = None, 0, 0
     with torch.inference_mode():
-        for part in ids.split([LENGTH - 2, 1, 1], dim=1):
+        for part in ids.split([CHUNK + 2, *[1] * (LENGTH - CHUNK - 2)], dim=1):
             cache = model(part, cache=cache, use_cache=True).cache
             held, bound = cache.nbytes(), model.model.memory_nbytes_max(cache.seen, batch=2)
+            largest = max(largest, held)
             assert held <= bound
             assert held == storage_nbytes(layer.state for layer in cache.layers)
+        whole = model(ids, use_cache=True).cache
+        assert whole.nbytes() == storage_nbytes(layer.state for layer in whole.layers)
+    sources = [plan.values for plan in model.config.plans()]
+    shared = any(getattr(values, "scale", None) == "fixed" for values in sources)
+    if not shared:  # two layers may hold one tensor
+        assert largest == bound
 
 
 def check_gradients(model, ids):

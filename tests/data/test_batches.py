@@ -6,7 +6,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from meanbank.data.batches import IGNORED, TextBatches
+from meanbank.data.batches import IGNORED, TextBatches, document_ids
 from meanbank.data.packed import PackedTokens
 
 
@@ -86,3 +86,16 @@ def test_a_short_split_says_what_to_do():
 def test_steps_count_from_zero():
     with pytest.raises(ValueError, match="count from 0"):
         text_batches(9, 2, 1).batch(-1)
+
+
+def test_documents_of_a_window_are_told_apart():
+    ids = torch.tensor([[5, 0, 7, 8, 0, 0, 3], [0, 1, 2, 3, 4, 5, 6]])
+    expected = [[0, 0, 1, 1, 1, 2, 3], [0, 1, 1, 1, 1, 1, 1]]  # 0 ends a document, and is of it
+    assert document_ids(ids, 0).tolist() == expected
+    packed = PackedTokens(
+        tokens=np.array([4, 0, 6, 7, 0, 9, 2, 3], dtype=np.uint16), offsets=np.array([0, 8])
+    )
+    settings = {"sequence_length": 7, "batch_size": 2, "seed": 0, "end_of_text_id": 0}
+    batch = TextBatches(packed, isolate=True, **settings).batch(0)
+    assert torch.equal(batch.document_ids, document_ids(batch.input_ids, 0))
+    assert TextBatches(packed, **settings).batch(0).document_ids is None

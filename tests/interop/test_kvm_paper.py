@@ -4,6 +4,8 @@ import json
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
@@ -11,7 +13,7 @@ from meanbank import MeanbankConfig, MeanbankForCausalLM
 from meanbank.cli import main
 from meanbank.interop import export_kvm_paper, import_kvm_paper, kvm_paper
 from meanbank.interop.kvm_export import to_theirs
-from meanbank.interop.kvm_fields import to_ours
+from meanbank.interop.kvm_fields import DEFAULTS, mlp_width, to_ours
 from meanbank.model.accounting import empty_model
 
 KVM = {"type": "kvm", "chunk_size": 4, "budget": {"type": "power_law", "factor": 2}}
@@ -68,7 +70,7 @@ PLANS = {
 }
 
 
-def make(folder, plan, dtype=torch.float32, **settings):
+def make(folder, plan, dtype=torch.float32, **sizes):
     torch.manual_seed(0)
     config = MeanbankConfig(
         **{
@@ -78,7 +80,7 @@ def make(folder, plan, dtype=torch.float32, **settings):
             "num_attention_heads": 2,
             "intermediate_size": 96,
             "plan": plan,
-            **settings,
+            **sizes,
         }
     )
     model = MeanbankForCausalLM(config).to(dtype).eval()
@@ -159,7 +161,13 @@ def change(folder, **fields):
         ({"colour": 1, "n_hoops": 2}, "unknown settings in the configuration: colour, n_hoops"),
         ({"model_type": "llama"}, "model_type must be 'rwkv7backbone', got 'llama'"),
         ({"state_budget_mode": "linear"}, "state_budget_mode 'linear'"),
-        ({"alt_layer_every": 1}, "alt_layer_every is 1"),
+        ({"num_hidden_layers": "2"}, "num_hidden_layers must be of type int"),
+        ({"hidden_size": None}, "hidden_size must be of type int"),
+        ({"vocab_size": 10**18}, "vocab_size must be of type int"),
+        ({"num_attention_heads": 0}, "num_attention_heads must be of type int from 1"),
+        ({"token_mixer": ["kvm"]}, "token_mixer must be of type str"),
+        ({"kvm_use_vlens": "0"}, "kvm_use_vlens must be of type int"),
+        ({"ffn_expansion": float("inf")}, "ffn_expansion must be of type float"),
         (
             {"alt_layer_every": 2, "alt_token_mixer": "kvm", "alt_rope_partial_dim": 16},
             "two first layers",
@@ -182,6 +190,82 @@ def test_what_does_not_fit_is_named(fields, message, tmp_path, capsys):
     assert error.count("\n") == 1
     assert not (tmp_path / "again").exists()
     assert not list(tmp_path.glob(".again*"))
+
+
+@settings(max_examples=120, deadline=None)
+@given(
+    name=st.sampled_from(sorted(DEFAULTS)),
+    value=st.sampled_from([None, "", "2", -1, 0, 1, 2.5, True, [], {}, 10**30, float("nan")]),
+)
+def test_a_strange_value_is_read_or_refused_in_one_line(name, value):
+    fields = {"model_type": "rwkv7backbone", "token_mixer": "kvm", name: value}
+    try:
+        to_ours({"num_hidden_layers": 2, **fields})
+    except ValueError as error:
+        assert "\n" not in str(error)
+
+
+def test_what_is_off_in_their_ways_is_off(tmp_path):
+    folder = their_folder(tmp_path)
+    change(folder, alt_layer_every=None, state_round_down=None, swa_window_size=None)
+    import_kvm_paper(folder, tmp_path / "again")
+    change(folder, alt_layer_every=1)  # in their code as good as off
+    import_kvm_paper(folder, tmp_path / "third")
+    theirs = {"model_type": "rwkv7backbone", "token_mixer": "swa", "swa_window_size": 0}
+    assert to_ours(theirs).plans()[0].memory.window == 256
+
+
+def test_damaged_folders_of_ours_are_not_exported(tmp_path, capsys):
+    make(tmp_path / "ours", PLANS["kvm"])
+    weights = tmp_path / "ours" / "model.safetensors"
+    whole, tensors = weights.read_bytes(), load_file(weights)
+
+    def export_fails(message):
+        capsys.readouterr()
+        with pytest.raises(SystemExit) as stop:
+            main(["export", "kvm-paper", str(tmp_path / "ours"), str(tmp_path / "theirs")])
+        assert stop.value.code == 2
+        error = capsys.readouterr().err
+        assert message in error
+        assert error.count("\n") == 1
+        assert not (tmp_path / "theirs").exists()
+
+    save_file({n: t for n, t in tensors.items() if "mlp.up" not in n}, weights)
+    export_fails("lacks model.layers.0.mlp.up.weight")
+    save_file({**tensors, "more": torch.zeros(2)}, weights)
+    export_fails("unknown to its configuration, more")
+    weights.write_bytes(whole[:-9])
+    export_fails("cannot read")
+    weights.write_bytes(whole)
+    change(tmp_path / "ours", hidden_size=32)
+    export_fails("must hold")
+
+
+def test_mixed_dtypes_become_the_widest(tmp_path):
+    folder = their_folder(tmp_path)
+    tensors = load_file(folder / "model.safetensors")
+    tensors["transformer.wte.weight"] = tensors["transformer.wte.weight"].bfloat16()
+    save_file(tensors, folder / "model.safetensors")
+    conversion = import_kvm_paper(folder, tmp_path / "again")
+    assert conversion.model().dtype == torch.float32
+    assert torch.equal(conversion.model().lm_head.weight, tensors["lm_head.weight"])
+    again = MeanbankForCausalLM.from_pretrained(tmp_path / "again", dtype="auto")
+    assert torch.equal(again.lm_head.weight, tensors["lm_head.weight"])
+
+
+@pytest.mark.parametrize("width", range(64, 520, 8))
+def test_any_width_is_read_back(width):
+    for intermediate in range(32, 4 * width + 32, 32):
+        config = MeanbankConfig(
+            vocab_size=8,
+            hidden_size=width,
+            num_hidden_layers=1,
+            num_attention_heads=2,
+            intermediate_size=intermediate,
+        )
+        assert mlp_width(width, to_theirs(config)["ffn_expansion"]) == intermediate
+        if intermediate > 256:  # some are enough
+            break
 
 
 def test_fields_that_do_not_matter_are_let_through(tmp_path):
@@ -266,7 +350,7 @@ def test_nothing_is_overwritten(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("plan", "settings", "message"),
+    ("plan", "sizes", "message"),
     [
         ([{"values": "bank"}], {}, "no bank values"),
         ([{"values": {"type": "projection", "scale": "learned"}}], {}, "layer 0: values"),
@@ -283,7 +367,7 @@ def test_nothing_is_overwritten(tmp_path):
         ([{"memory": KVM}], {"intermediate_size": 100}, "intermediate_size"),
     ],
 )
-def test_what_their_format_lacks_is_told(plan, settings, message):
+def test_what_their_format_lacks_is_told(plan, sizes, message):
     config = MeanbankConfig(
         **{
             "vocab_size": 40,
@@ -291,7 +375,7 @@ def test_what_their_format_lacks_is_told(plan, settings, message):
             "num_hidden_layers": 4,
             "num_attention_heads": 2,
             "plan": plan,
-            **settings,
+            **sizes,
         }
     )
     with pytest.raises(ValueError, match=message):

@@ -111,6 +111,9 @@ def test_target_layers():
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
+        ({"n_layer": "6"}, "n_layer must be of type int"),
+        ({"sequence_len": None}, "sequence_len must be of type int"),
+        ({"v_from_x0": "false"}, "v_from_x0 must be of type int"),
         ({"add_init_res": True}, "add_init_res is on"),
         ({"add_init_qkv_shared": True}, "add_init_qkv_shared is on"),
         ({"v_exclude_self": True}, "v_exclude_self is on"),

@@ -217,6 +217,9 @@ def test_wrong_input_is_one_clear_line(arguments, message):
     assert "\n" not in str(error.value)
 
 
+MIXED = {"type": "mixed"}
+
+
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
@@ -230,7 +233,11 @@ def test_wrong_input_is_one_clear_line(arguments, message):
             "layer 1 cannot take over the values of layer 2",
         ),
         (
-            {"plan": [{"values": {"type": "mixed", "other": "bank"}}]},
+            {
+                "plan": [
+                    {"values": {"type": "mixed", "other": {"type": "bank", "scale": "learned"}}}
+                ]
+            },
             "other.scale must be fixed",
         ),
         (
@@ -240,7 +247,7 @@ def test_wrong_input_is_one_clear_line(arguments, message):
         ({"plan": [{"memory": "rwkv7"}], "num_key_value_heads": 1}, "no grouped queries"),
         (
             {"plan": [{"memory": "rwkv7", "address": {"rotary_fraction": 0.5}}]},
-            "an rwkv7 layer has no positions",
+            "a layer with rwkv7 has no address",
         ),
         ({"plan": [{"memory": {"type": "kmv"}}]}, "choose one of kvm"),
         ({"plan": [{"memory": {"type": "kvm", "chunk": 3}}]}, "unknown setting in plan.0.memory"),

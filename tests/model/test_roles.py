@@ -13,28 +13,9 @@ from meanbank.model.backbones import BACKBONES
 from meanbank.model.roles import NAMED, Role, members_of, pick, role_of
 from meanbank.training import Recipe
 from meanbank.training.recipes.kvm import rank_at
-from meanbank.values import ValueSourceConfig
+from tests.conformance.models import SOURCES
 
 VOCABULARY = 37  # no other dimension
-SOURCES = {
-    "projection": {"type": "projection"},
-    "gated": {"type": "projection", "residual": "gated", "shift": "learned"},
-    "linear": {"type": "projection", "residual": "linear", "scale": "learned"},
-    "bank": {"type": "bank"},
-    "bank_fixed": {"type": "bank", "scale": "fixed"},
-    "bank_shared": {"type": "bank", "table": "shared"},
-    "first_layer": {"type": "first_layer"},
-    "first_layer_per_head": {"type": "first_layer", "scale": "per_head"},
-    "initial_embedding": {"type": "initial_embedding"},
-    "gated_additive": {"type": "gated_additive"},
-    "mixed_bank": {"type": "mixed", "other": {"type": "bank", "scale": "fixed"}},
-    "mixed_first_layer": {"type": "mixed", "other": {"type": "first_layer", "scale": "fixed"}},
-    "mixed_initial": {
-        "type": "mixed",
-        "other": {"type": "initial_embedding", "scale": "fixed"},
-        "contextual": {"type": "projection", "residual": "gated"},
-    },
-}
 MATRICES = (
     r"attention\.(address\.(query|key)|receptance|key|output|memory\.gate)\.weight"
     r"|attention\.values\.(contextual\.)?(projection|residual\.down)\.weight"
@@ -63,7 +44,7 @@ def make_model(memory: str, source: str, backbone: str, hidden_size: int = 32):
         hidden_size=hidden_size,
         num_hidden_layers=3,
         num_attention_heads=2,
-        plan=[{"memory": memory}, {"where": "last_two_thirds", "values": SOURCES[source]}],
+        plan=[{"memory": memory}, {"where": [1, 2], "values": SOURCES[source]}],
     )
     with torch.device("meta"):
         return MeanbankForCausalLM(config)
@@ -71,10 +52,6 @@ def make_model(memory: str, source: str, backbone: str, hidden_size: int = 32):
 
 def below_layer(name: str) -> str:
     return re.sub(r"^model\.layers\.\d+\.", "", name)
-
-
-def test_every_source_is_here():
-    assert {source["type"] for source in SOURCES.values()} == set(ValueSourceConfig.family)
 
 
 @pytest.mark.parametrize("backbone", BACKBONES)
@@ -128,7 +105,7 @@ def test_scales_are_told_apart_by_their_dimensions():
 @pytest.mark.parametrize("hidden_size", [64, 768, 1024, 1536])
 def test_ranks_follow_the_width_as_the_modules_have_them(hidden_size):
     factors = pick(
-        members_of(make_model("rwkv7", "gated", "gptalpha2", hidden_size)), Role.LOW_RANK
+        members_of(make_model("rwkv7", "projection_gated", "gptalpha2", hidden_size)), Role.LOW_RANK
     )
     assert len({below_layer(member.name) for member in factors}) == 4
     for member in factors:

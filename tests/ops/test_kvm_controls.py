@@ -39,6 +39,7 @@ ABLATIONS = {
     "count": {"value_scale": "count"},
     "chunk_count": {"value_scale": "chunk_count"},
     "gated_initial": {"gated_writes": ("initial", "merge")},
+    "gated_initial_values": {"gated_writes": ("initial", "merge"), "gated_parts": ("value",)},
     "gated_append": {"gated_writes": ("append", "merge")},
     "ungated": {"gated_writes": ()},
     "key_gate": {"gated_parts": ("key",)},
@@ -88,7 +89,8 @@ class Oracle:
         return key
 
     def factor(self, token, write, part):
-        chosen = write in self.settings.gated_writes and part in self.settings.gated_parts
+        chosen = write == "initial" or part in self.settings.gated_parts
+        chosen = chosen and write in self.settings.gated_writes
         return self.gate[token] if chosen and self.gate is not None else 1.0
 
     def open_row(self, token, write):
@@ -125,13 +127,12 @@ class Oracle:
             return
         wanted = min(self.settings.budget(seen), tokens.stop) - len(self.rows)
         appended = self.appended(tokens, min(max(wanted, 0), len(tokens)))
-        for row in self.rows:
-            row["age"] += 1
         for token in appended:
             self.open_row(token, "append")
-            self.rows[-1]["age"] += 1
-        routes = {}
-        for token in set(tokens) - set(appended):
+        routes, merged = {}, set(tokens) - set(appended)
+        for row in self.rows:
+            row["age"] += bool(merged)
+        for token in merged:
             likeness = self.likeness(token)[self.settings.sink :]
             routes[token] = self.settings.sink + int(np.argmax(likeness))
             best = sorted(likeness)[-2:]

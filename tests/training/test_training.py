@@ -1,5 +1,6 @@
 """The training loop: bit-exact resume, stops, refusals, and what is left on disk."""
 
+import dataclasses
 import json
 import shutil
 import signal
@@ -12,6 +13,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from meanbank.data import Batch
 from meanbank.training import Interrupted, NonFiniteError, load_config, load_run, train
 from meanbank.training import trainer as trainer_module
 from meanbank.training.checkpoint import checkpoints
@@ -252,3 +254,23 @@ def test_training_learns(config_file, tmp_path, overrides):
     run = train(config, tmp_path / "run")
     found = losses(run)
     assert sum(found[-5:]) / 5 < 0.75 * sum(found[:5]) / 5
+
+
+def test_isolated_documents_are_trained_and_evaluated_apart(config_file, tmp_path):
+    """Other losses than in a stream; the same once every document fills its window alone."""
+    stream = train(load_config(config_file), tmp_path / "stream")
+    apart = train(load_config(config_file, ["data.pack=isolate"]), tmp_path / "apart")
+    assert figures(stream) != figures(apart)
+    batch = Batch(input_ids=torch.randint(1, 30, (2, 32)), labels=torch.randint(1, 30, (2, 32)))
+    model = load_run(apart).model
+    whole = trainer_module.language_loss(model, batch)
+    one_each = dataclasses.replace(batch, document_ids=torch.zeros(2, 32, dtype=torch.long))
+    assert torch.equal(trainer_module.language_loss(model, one_each), whole)
+    halves = torch.arange(32).div(16, rounding_mode="floor").expand(2, 32)
+    parts = [
+        dataclasses.replace(batch, input_ids=batch.input_ids[:, p], labels=batch.labels[:, p])
+        for p in (slice(0, 16), slice(16, 32))
+    ]
+    separately = torch.stack([trainer_module.language_loss(model, part) for part in parts]).mean()
+    packed = trainer_module.language_loss(model, dataclasses.replace(batch, document_ids=halves))
+    assert abs(packed - separately) <= 1e-5

@@ -60,8 +60,8 @@ def test_projection_and_scale():
 def test_linear_residual():
     x, _, context = tensors()
     module = source({"type": "projection", "residual": "linear"})
-    mix = module.residual.mix
-    expected = (1 - mix) * linear(x, module.projection) + mix * context.first_values[0]
+    share = module.residual.share
+    expected = (1 - share) * linear(x, module.projection) + share * context.first_values[0]
     assert torch.allclose(values_of(module), expected)
 
 

@@ -87,10 +87,11 @@ def kvm_attention(
             chunk.
         value_scale: how a row's value sum is read: "radius" restores the norm of the value that
             opened the row; "count" divides by the writes to that row; "chunk_count" divides by
-            1 + the updates that the row has lived through (that which appended it included), as
-            the authors' ablation did.
+            1 + the updates with a merge that the row has lived through (that which appended it
+            included), as the authors' ablation did.
         gated_writes: which writes the gate scales, of "initial", "append", "merge".
-        gated_parts: which parts of a write it scales, of "key" and "value".
+        gated_parts: which parts of an append or a merge it scales, of "key" and "value"; initial
+            rows are scaled whole, as the authors' code does.
         append: which overflowing tokens get rows of their own, always as many as the budget says
             and in the order of their positions: "novelty", those whose best similarity to a row
             is lowest; "random", a fixed draw by position and key/value head (so rows of a batch,

@@ -185,6 +185,7 @@ def overflow(
     start = seen - options.window_chunks * options.chunk_size
     if rows is None:  # the first chunk's tokens are the first rows, whatever the budget says
         rows = open_rows("initial", key, value, gate, options)
+        rows = rows.map(torch.clone)  # a view would hold on to every value at hand
         everything = torch.arange(key.shape[2], device=key.device).expand(key.shape[:3])
         record(trace, KVMUpdate(start, everything, None, None, rows))
         return rows
@@ -262,16 +263,22 @@ def open_rows(
 
 def gated(x: Tensor, gate: Tensor | None, write: Write, part: Part, options: KVMOptions) -> Tensor:
     """x (B, Hkv, n, D) times the gate (B, Hkv, n), where this part of this write is gated."""
-    if gate is None or write not in options.gated_writes or part not in options.gated_parts:
+    whole = write == "initial"  # the authors gate initial rows in both parts or not at all
+    if gate is None or write not in options.gated_writes:
+        return x
+    if part not in options.gated_parts and not whole:
         return x
     return x * gate.to(x.dtype)[..., None]
 
 
 def count_writes(scale: Tensor, route: Tensor, merged: Tensor, options: KVMOptions) -> Tensor:
-    """The radius never changes; counts grow with each write, or (the paper's code) each chunk."""
+    """The radius never changes; counts grow with each write, or (the paper's code) by 1 in every
+    row with each chunk of which something is merged."""
     if options.value_scale == "count":
         return scale.scatter_add(2, route, merged)
-    return scale + 1 if options.value_scale == "chunk_count" else scale
+    if options.value_scale == "chunk_count":
+        return scale + merged.amax(dim=-1, keepdim=True)
+    return scale
 
 
 def gather(x: Tensor, index: Tensor) -> Tensor:

@@ -5,9 +5,9 @@ from collections import defaultdict
 from collections.abc import Sequence
 
 from meanbank.model.roles import Member, Role, pick
-from meanbank.model.rwkv7 import rank
+from meanbank.model.rwkv7 import decay_rank, gate_rank
 from meanbank.training.recipes.base import Group, Recipe, adamw_group
-from meanbank.values.projected import low_rank
+from meanbank.values.projected import residual_rank
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -59,7 +59,7 @@ class KVMRecipe(Recipe, tag="kvm"):
 def rank_at(name: str, width: int) -> int:
     """Rank of the low-rank map with this second factor in a model of another width."""
     if ".values." in name:  # the gate of the value residual
-        return low_rank(width)
+        return residual_rank(width)
     if name.endswith("attention.gate.up.weight"):  # RWKV-7's three
-        return rank(0.6 * width**0.8)
-    return rank(1.8 * width**0.5)
+        return gate_rank(width)
+    return decay_rank(width)
