@@ -69,7 +69,7 @@ class Memory(nn.Module, abc.ABC):
 
     @property
     def exact_tokens(self) -> int | None:
-        """Tokens up to which it is nothing but exact attention, None where it compresses nothing."""
+        """Tokens up to which it is exact attention and nothing else; None if it is always."""
         return None
 
     @abc.abstractmethod
