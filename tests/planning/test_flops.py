@@ -149,8 +149,8 @@ def test_writes_have_no_backward_pass():
     read = 2 * (8 + 5) * 2 * (8 + 8)
     assert one_more == written + read
     assert memory.flops(13).backward - memory.flops(12).backward == 2 * read
-    ungated = dataclasses.replace(config, merge_gate="learned", gated_writes=()).build(sizes)
-    assert ungated.flops(13).backward == memory.flops(13).backward
+    by_gate = dataclasses.replace(config, merge_gate="learned", append="gate", gated_writes=())
+    assert by_gate.build(sizes).flops(13).backward == memory.flops(13).backward
 
 
 def test_arithmetic():

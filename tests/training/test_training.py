@@ -200,7 +200,7 @@ def test_a_non_finite_loss_stops_before_the_update(config_file, tmp_path, monkey
 
 
 def test_a_non_finite_gradient_stops_too(config_file, tmp_path, monkeypatch):
-    def loss_of(model, input_ids, labels):
+    def loss_of(model, batch):
         weight = model.model.norm.weight
         return (weight - weight.detach()).abs().sum().sqrt() + 1  # 1, with an infinite slope
 
