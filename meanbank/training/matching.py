@@ -18,6 +18,7 @@ from meanbank.training.planning import (
 By = Literal["params", "tokens", "flops"]
 Load = Callable[[Sequence[str]], RunConfig]
 LARGEST = 1 << 20  # of a hidden_size or a depth that is tried
+DEEPEST = 1024  # layers: nobody wants a proposal beyond, and building them takes minutes
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -118,7 +119,7 @@ def _depth(load: Load, config: RunConfig, theirs: int) -> Proposal | None:
         return (f"model.num_hidden_layers={layers}",)
 
     start = config.model["num_hidden_layers"]
-    return _nearest("num_hidden_layers", load, overrides, start, theirs)
+    return _nearest("num_hidden_layers", load, overrides, start, theirs, DEEPEST)
 
 
 def _intermediate_size(config: RunConfig, width: int) -> int:
@@ -134,6 +135,7 @@ def _nearest(
     overrides: Callable[[int], tuple[str, ...]],
     start: int,
     theirs: int,
+    largest: int = LARGEST,
 ) -> Proposal | None:
     """The size, counted from 1, whose parameters come nearest; None where it cannot be set."""
 
@@ -147,7 +149,7 @@ def _nearest(
     low, high = 0, max(1, start)
     while (count := parameters(high)) is not None and count < theirs:
         low, high = high, 2 * high
-        if high > LARGEST:
+        if high > largest:
             return None
     while high - low > 1:  # parameters grow with the size; what cannot be set is too small
         middle = (low + high) // 2
