@@ -3,7 +3,6 @@
 import dataclasses
 import itertools
 import os
-import re
 import subprocess
 import sys
 from pathlib import Path
@@ -18,7 +17,7 @@ from tokenizers import Tokenizer, models
 
 from meanbank import MeanbankCache
 from meanbank.core.errors import ContextFileError
-from meanbank.core.state import RowStates, State
+from meanbank.core.state import RowStates
 from meanbank.model.context_file import read_summary
 from meanbank.model.fingerprint import model_fingerprint
 from tests.conformance.models import BACKBONES, CHUNK, KVM, MEMORIES, SOURCES, make_model
@@ -395,8 +394,3 @@ def test_generate_goes_on_from_a_loaded_cache(tmp_path):
         assert torch.equal(text[:, new.shape[1] :], expected)
         assert passed == [8] + [1] * 8
         passed.clear()
-
-
-def test_registered_names_are_states():
-    assert {"BlockState", "KVMMemory", "RowStates", "TimeMixState"} <= set(State.registered)
-    assert all(re.fullmatch(r"\w+", name) for name in State.registered)
