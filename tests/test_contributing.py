@@ -7,10 +7,12 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 from meanbank.memory import MemoryConfig
 from meanbank.values import ValueSourceConfig
 from tests.conformance import models, test_gradients, test_matrix
+from tests.model import test_context_files
 from tests.planning import test_flops
 
 GUIDE = (Path(__file__).parents[1] / "CONTRIBUTING.md").read_text(encoding="utf-8")
@@ -49,6 +51,12 @@ def test_the_examples_pass_the_list(example, backbone, tmp_path):
         for memory in ("full", "kvm_power_law", "rwkv7"):
             test_matrix.test_the_list(memory, example, backbone, tmp_path / memory)
             test_flops.test_flops_are_those_of_the_model(backbone, memory, example, "all")
+
+
+def test_their_contexts_are_saved(example, tmp_path):
+    memory = example if example in models.MEMORIES else "full"
+    source = example if example in models.SOURCES else "bank"
+    test_context_files.check_round_trips(memory, "nanochat", [(source, torch.float32)], tmp_path)
 
 
 def test_their_gradients(example):

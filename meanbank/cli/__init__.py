@@ -7,17 +7,38 @@ import os
 import re
 import sys
 from collections.abc import Callable
+from typing import Annotated, Any, Union
 
 import tyro
 from transformers.utils.logging import disable_progress_bar
 
 from meanbank.cli.checkpoints import export_checkpoint, import_checkpoint
+from meanbank.cli.context import build_context, show_context
 from meanbank.cli.demo import demo
 from meanbank.cli.evaluate import evaluate
 from meanbank.cli.generate import generate
 from meanbank.cli.plan import plan
 from meanbank.cli.train import train
 from meanbank.core.errors import one_line
+
+CONTEXT = {"build": build_context, "show": show_context}
+
+
+def _group(description: str, verbs: dict[str, Callable[..., int]]) -> Callable[..., Any]:
+    """A verb that has verbs of its own."""
+    actions = [
+        Annotated[Any, tyro.conf.subcommand(name, constructor=_bound(verb))]
+        for name, verb in verbs.items()
+    ]
+
+    def choose(action):
+        return action
+
+    union: Any = Union[tuple(actions)]  # noqa: UP007
+    plain = tyro.conf.OmitArgPrefixes[tyro.conf.OmitSubcommandPrefixes[union]]
+    choose.__annotations__, choose.__doc__ = {"action": plain}, description
+    return choose
+
 
 VERBS = {
     "train": train,
@@ -62,7 +83,10 @@ def parse(arguments: list[str]) -> Callable[[], int]:
     try:
         with contextlib.redirect_stderr(box):
             return tyro.extras.subcommand_cli_from_dict(
-                {name: _bound(verb) for name, verb in VERBS.items()},
+                {
+                    **{name: _bound(verb) for name, verb in VERBS.items()},
+                    "context": _group("Read texts once, and go on from a file.", CONTEXT),
+                },
                 prog="meanbank",
                 args=arguments,
                 description="Key-Value Means and Bank of Values: train, evaluate, generate, plan.",

@@ -11,6 +11,7 @@ def generate(
     run: Annotated[Path, tyro.conf.Positional],
     /,
     prompt: str,
+    context: Path | None = None,
     max_new_tokens: int = 128,
     temperature: float = 0.0,
     top_p: float = 1.0,
@@ -20,8 +21,10 @@ def generate(
     """Go on with a prompt; text streams to stdout, figures to stderr.
 
     Args:
-        run: the folder of a run.
+        run: the folder of a run, or a Hugging Face folder of a model and its tokenizer.
         prompt: the text to go on with; - reads it from standard input.
+        context: a file that `meanbank context build` wrote; the prompt follows what is in it, and
+            nothing of that is read again.
         max_new_tokens: tokens to generate; less when the model ends the text.
         temperature: 0 takes the most likely token; otherwise tokens are drawn at this temperature.
         top_p: draw from the most likely tokens that together have this probability.
@@ -29,21 +32,23 @@ def generate(
         device: auto takes a GPU where there is one.
     """
     from meanbank.evaluation.generation import SamplingSettings, stream_text
-    from meanbank.training import load_run
+    from meanbank.model import MeanbankCache
+    from meanbank.training import load_model
 
     settings = SamplingSettings(
         max_new_tokens=max_new_tokens, temperature=temperature, top_p=top_p, seed=seed
     )
-    loaded = load_run(run, device)
-    if loaded.tokenizer is None:
-        raise ValueError(f"{run} was trained on {loaded.config.data.source}, which is not text")
+    model, tokenizer = load_model(run, device)
+    if tokenizer is None:
+        raise ValueError(f"{run} has no tokenizer: what it was trained on is not text")
+    cache = context and MeanbankCache.load(context, model, tokenizer=tokenizer)
     text = read_prompt() if prompt == "-" else prompt
 
     def show(piece: str) -> None:
         print(piece, end="", flush=True)
 
     show(text.encode("utf-8", "replace").decode("utf-8"))
-    result = stream_text(loaded.model, loaded.tokenizer, text, settings, show)
+    result = stream_text(model, tokenizer, text, settings, show, cache)
     show("\n")
     speed = result.tokens_per_second
     print(

@@ -1,23 +1,51 @@
 """Files that are whole or not there."""
 
+import contextlib
 import json
 import os
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 
-def write_text(path: Path, text: str) -> None:
-    """Write aside, flush to disk, rename: a crash leaves the old file or the new one."""
+@contextlib.contextmanager
+def whole_file(path: Path, *, overwrite: bool = True) -> Iterator[IO[bytes]]:
+    """Yield a file to write to that becomes `path` only when the block has ended without an error.
+
+    Written aside, flushed to disk, renamed: a crash leaves the old file or the new one. Without
+    `overwrite`, FileExistsError when there is something at `path` by then, which stays.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
     aside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
-        with aside.open("w", encoding="utf-8") as file:
-            file.write(text)
+        with aside.open("wb") as file:
+            yield file
             file.flush()
             os.fsync(file.fileno())
-        aside.replace(path)
+        if overwrite:
+            aside.replace(path)
+        else:
+            _rename_to_new(aside, path)
     finally:
         aside.unlink(missing_ok=True)
+
+
+def _rename_to_new(aside: Path, path: Path) -> None:
+    """Rename where nothing stands; a hard link cannot replace, where the file system has them."""
+    try:
+        os.link(aside, path)
+    except FileExistsError:
+        raise
+    except OSError:
+        if path.exists():
+            raise FileExistsError(f"{path} exists already") from None
+        aside.replace(path)
+
+
+def write_text(path: Path, text: str) -> None:
+    """The text as a `whole_file` in UTF-8."""
+    with whole_file(path) as file:
+        file.write(text.encode("utf-8"))
 
 
 def write_json(path: Path, value: Any) -> None:

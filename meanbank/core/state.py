@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor
@@ -14,6 +14,11 @@ class State:
     The operations below are all a cache needs, so they are written here once and no memory has to
     repeat them. They return new states; nothing is changed in place.
     """
+
+    registered: ClassVar[dict[str, type["State"]]] = {}  # the classes that a file may name
+
+    def __init_subclass__(cls) -> None:
+        State.registered[cls.__name__] = cls
 
     def map(self, function: Callable[[Tensor], Tensor]) -> Self:
         """Apply `function` to every tensor of the tree."""
@@ -34,6 +39,20 @@ class State:
             lambda tensor: tensor.repeat_interleave(times, dim=0),
             lambda state: state.repeat(times),
         )
+
+    @classmethod
+    def joined(cls, states: Sequence[Any], seen: Sequence[tuple[int, ...]]) -> Any:
+        """States of several batches as one, rows one after the other.
+
+        seen: tokens of each row, batch by batch. Raises ValueError where they do not fit together.
+        """
+        first: Any = states[0]
+        parts = {}
+        for field in dataclasses.fields(first):
+            values = [getattr(state, field.name) for state in states]
+            below = isinstance(values[0], State)
+            parts[field.name] = joined(values, seen) if below else join(values)
+        return dataclasses.replace(first, **parts)
 
     def to(self, device: torch.device | str, *, non_blocking: bool = False) -> Self:
         return self.map(lambda tensor: tensor.to(device, non_blocking=non_blocking))
@@ -74,10 +93,27 @@ def _rebuild(
     return dataclasses.replace(node, **{f.name: changed(getattr(node, f.name)) for f in fields})
 
 
+def _class_of(states: Sequence[Any]) -> type[State]:
+    """The class that all of some states have; ValueError where they differ."""
+    if len({type(state) for state in states}) > 1:
+        names = ", ".join(sorted({type(state).__name__ for state in states}))
+        raise ValueError(f"states of different kinds ({names}) cannot be joined")
+    return type(states[0])
+
+
+def joined(states: Sequence[Any], seen: Sequence[tuple[int, ...]]) -> Any:
+    """See `State.joined`."""
+    return _class_of(states).joined(states, seen)
+
+
 def join(states: Sequence[Any]) -> Any:
-    """States of equal shape as one, batch rows one after the other."""
+    """States of equal shape as one, batch rows one after the other; ValueError for others."""
     first = states[0]
+    _class_of(states)
     if isinstance(first, Tensor):
+        forms = {(state.shape[1:], state.dtype, state.device) for state in states}
+        if len(forms) > 1:
+            raise ValueError("states of different shapes, dtypes or devices cannot be joined")
         return torch.cat(list(states))
     if isinstance(first, State):
         instance: Any = first
@@ -88,7 +124,8 @@ def join(states: Sequence[Any]) -> Any:
         return dataclasses.replace(instance, **parts)
     if isinstance(first, tuple):
         return tuple(join(items) for items in zip(*states, strict=True))
-    assert all(state == first for state in states), "states of different places"
+    if any(state != first for state in states):
+        raise ValueError(f"states of different places ({first} and others) cannot be joined")
     return first
 
 
@@ -104,7 +141,8 @@ class RowStates(State):
     rows: tuple[tuple[int, ...], ...]
     states: tuple[State, ...]
 
-    def select(self, rows: Tensor) -> "RowStates":
+    def select(self, rows: Tensor) -> Any:
+        """See `State.select`; rows that are all at one place are no longer told apart."""
         wanted, chosen, kept = rows.tolist(), [], []
         for held, state in zip(self.rows, self.states, strict=True):
             where = {row: local for local, row in enumerate(held)}
@@ -113,9 +151,11 @@ class RowStates(State):
                 local = torch.tensor([where[wanted[at]] for at in new])
                 chosen.append(new)
                 kept.append(state.select(local))
+        if len(chosen) == 1 and len(chosen[0]) == len(wanted):
+            return kept[0]
         return RowStates(len(wanted), tuple(chosen), tuple(kept))
 
-    def repeat(self, times: int) -> "RowStates":
+    def repeat(self, times: int) -> Any:
         return self.select(torch.arange(self.batch).repeat_interleave(times))
 
 
@@ -146,3 +186,67 @@ def gathered(batch: int, parts: dict[int, list[tuple[tuple[int, ...], Any]]]) ->
     if len(rows) == 1 and len(rows[0]) == batch:
         return states[0]
     return RowStates(batch, tuple(rows), tuple(states))
+
+
+def joined_by_place(states: Sequence[Any], seen: Sequence[tuple[int, ...]]) -> Any:
+    """States of rows that may be at different places as one; see `State.joined`."""
+    places: dict[int, list[tuple[tuple[int, ...], Any]]] = {}
+    offset = 0
+    for state, counts in zip(states, seen, strict=True):
+        for count in sorted(set(counts) - {0}):
+            rows = tuple(row for row, at in enumerate(counts) if at == count)
+            whole = len(rows) == len(counts) and not isinstance(state, RowStates)
+            held = state if whole else rows_of(state, rows)
+            places.setdefault(count, []).append((tuple(row + offset for row in rows), held))
+        offset += len(counts)
+    return gathered(offset, places)
+
+
+def by_place(state: Any, seen: tuple[int, ...]) -> Iterator[tuple[int, int, Any]]:
+    """Yield (rows, tokens that they have seen, their state) for each place that rows are at.
+
+    Raises ValueError unless `state` holds exactly the rows that have seen something.
+    """
+    if not isinstance(state, RowStates):
+        if len(set(seen)) > 1 or not seen[0]:
+            raise ValueError("one state for rows that are at different places, or at none")
+        yield len(seen), seen[0], state
+        return
+    parts = list(zip(state.rows, state.states, strict=True))
+    wanted: dict[int, list[int]] = {}
+    for row, count in enumerate(seen):
+        if count:
+            wanted.setdefault(count, []).append(row)
+    held = sorted(list(rows) for rows, _ in parts)
+    if state.batch != len(seen) or held != sorted(wanted.values()) or held == [[*range(len(seen))]]:
+        raise ValueError("its rows are not those of the batch, place by place")
+    for rows, part in parts:
+        yield len(rows), seen[rows[0]], part
+
+
+def check_tensors(state: Any, kind: type[State], **expected: Tensor | tuple[int, ...] | None):
+    """Raise ValueError unless `state` is a `kind` and its named tensors are as expected.
+
+    A shape stands for a floating-point tensor, a tensor for one of its shape and kind of dtype.
+    """
+    if not isinstance(state, kind):
+        raise ValueError(f"expected {kind.__name__}, got {type(state).__name__}")
+    for name, wanted in expected.items():
+        tensor = getattr(state, name)
+        if wanted is None or not isinstance(tensor, Tensor):
+            if tensor is not wanted:
+                raise ValueError(f"{name} must be {'none' if wanted is None else 'a tensor'}")
+            continue
+        like = torch.empty(wanted, device="meta") if isinstance(wanted, tuple) else wanted
+        if tensor.shape != like.shape:
+            shape = tuple(like.shape)
+            raise ValueError(f"{name} must have shape {shape}, got {tuple(tensor.shape)}")
+        kinds = tensor.is_floating_point(), like.is_floating_point()
+        if not all(kinds) and tensor.dtype != like.dtype:
+            raise ValueError(f"{name} must not be of {tensor.dtype}")
+
+
+def check_at_least(name: str, tensor: Tensor, least: float) -> None:
+    """Raise ValueError unless every number is; a tensor without data passes."""
+    if not tensor.is_meta and tensor.numel() and tensor.amin() < least:
+        raise ValueError(f"{name} must be at least {least}")

@@ -3,14 +3,16 @@
 import dataclasses
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from pathlib import Path
 
 import torch
 from tokenizers import Tokenizer
 from tokenizers.decoders import DecodeStream
 from transformers.generation.streamers import BaseStreamer
 
-from meanbank.model import MeanbankForCausalLM
+from meanbank.data.text_stream import stream_tokens
+from meanbank.model import MeanbankCache, MeanbankForCausalLM
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -76,16 +78,49 @@ class _Streamer(BaseStreamer):
         pass
 
 
+@torch.no_grad()
+def read_texts(
+    model: MeanbankForCausalLM,
+    tokenizer: Tokenizer,
+    paths: Sequence[Path],
+    *,
+    chunk: int,
+    report: Callable[[int, str], None] = lambda amount, note: None,
+) -> MeanbankCache:
+    """The cache after all tokens of some text files, `chunk` of them read at a time.
+
+    report: gets the bytes done since its last call, and a note. Raises ValueError as
+    `stream_tokens` does.
+    """
+    if chunk < 1:
+        raise ValueError(f"the prefill chunk must be at least 1 token, got {chunk}")
+    cache, ids = model.model.new_cache(), []
+
+    def prefill(least: int) -> None:
+        while len(ids) >= least:
+            model.model(torch.tensor([ids[:chunk]], device=model.device), cache=cache)
+            del ids[:chunk]
+
+    for new, size in stream_tokens(paths, tokenizer):
+        ids += new
+        prefill(chunk)
+        report(size, f"{cache.seen:,} tokens")
+    prefill(1)
+    return cache
+
+
 def stream_text(
     model: MeanbankForCausalLM,
     tokenizer: Tokenizer,
     prompt: str,
     settings: SamplingSettings,
     show: Callable[[str], None] = lambda piece: None,
+    cache: MeanbankCache | None = None,
 ) -> Generated:
     """Continue `prompt`; `show` gets each piece of text as it comes.
 
-    Raises ValueError for an empty prompt.
+    cache: of one sequence, which the prompt goes on from; nothing of it is read again, and it moves
+    on. Raises ValueError for an empty prompt, also after a cache: that keeps no prediction.
     """
     if any("\ud800" <= character <= "\udfff" for character in prompt):
         raise ValueError("the prompt is not UTF-8 text")
@@ -93,10 +128,15 @@ def stream_text(
     if not ids:
         raise ValueError("the prompt is empty; give at least one character")
     streamer = _Streamer(tokenizer, show)
-    cache = model.model.new_cache()
+    cache = model.model.new_cache() if cache is None else cache
+    if len(cache.lengths) > 1:
+        raise ValueError(f"the context holds {len(cache.lengths)} sequences; select one of them")
+    mask = torch.ones(1, cache.seen + len(ids), dtype=torch.long)  # with columns: new ids only
+    mask[:, : cache.seen - sum(cache.lengths)] = 0
     torch.manual_seed(settings.seed)
     model.generate(  # pyright: ignore[reportAttributeAccessIssue]
         torch.tensor([ids], device=model.device),
+        attention_mask=mask.to(model.device),
         max_new_tokens=settings.max_new_tokens,
         cache=cache,
         streamer=streamer,

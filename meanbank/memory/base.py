@@ -2,6 +2,7 @@
 
 import abc
 import dataclasses
+from collections.abc import Callable
 from typing import Any, ClassVar
 
 import torch
@@ -89,6 +90,26 @@ class Memory(nn.Module, abc.ABC):
 
         Only (query, row) pairs that the memory shows count, not what a backend masks out.
         """
+
+    def check_state(
+        self, state: Any, batch: int, seen: int, stored: Callable[[int], Tensor]
+    ) -> None:
+        """Raise ValueError unless `state` is one that `seen` tokens of `batch` rows can leave.
+
+        A context file is checked with it, first without data (tensors on torch's meta device).
+        stored: a tensor without data in the form in which the value source keeps so many tokens.
+        By default anything passes that is batch first and within the bound on bytes.
+        """
+        if not isinstance(state, State):
+            raise ValueError(f"expected a state, got {type(state).__name__}")
+        for tensor in state.tensors():
+            if tensor.ndim == 0 or len(tensor) != batch:
+                raise ValueError(f"a tensor of shape {tuple(tensor.shape)} is not of {batch} rows")
+        widest = torch.float64
+        value_nbytes = stored(1).numel() // batch * widest.itemsize
+        most = self.nbytes_max(seen, batch, widest, value_nbytes)
+        if state.nbytes() > most:
+            raise ValueError(f"{state.nbytes()} bytes are more than {seen} tokens can leave")
 
     def read_flops(self, pairs: int) -> Flops:
         """FLOPs of scores and weighted sums for so many (query, visible row) pairs a head."""

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from meanbank.core.flops import Flops
 from meanbank.core.geometry import Geometry
-from meanbank.core.state import State
+from meanbank.core.state import State, check_tensors
 from meanbank.memory.base import Memory, MemoryConfig
 from meanbank.ops.attention import full_attention
 
@@ -35,6 +35,10 @@ class FullMemory(Memory):
             values = values.after(state.values)
         output = full_attention(query, key, values.dense().to(query.dtype))
         return output, FullState(key, values.stored())
+
+    def check_state(self, state, batch, seen, stored):
+        key = (batch, self.geometry.num_kv_heads, seen, self.geometry.key_dim)
+        check_tensors(state, FullState, key=key, values=stored(seen))
 
     def rows_max(self, tokens: int) -> int:
         return tokens

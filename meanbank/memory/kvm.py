@@ -13,12 +13,13 @@ from meanbank.core.conventions import Conventions
 from meanbank.core.flops import Flops, linear_flops
 from meanbank.core.geometry import Geometry
 from meanbank.core.precision import accumulator_dtype
+from meanbank.core.state import check_at_least, check_tensors
 from meanbank.memory.base import MemoryConfig
 from meanbank.memory.budgets import Budget, PowerLaw
-from meanbank.memory.operator import OperatorMemory
+from meanbank.memory.operator import UPDATES_TO_CATCH_UP, OperatorMemory
 from meanbank.memory.window import visible_pairs
 from meanbank.ops.attention import BlockRule
-from meanbank.ops.kvm import KVMMemory, kvm_attention
+from meanbank.ops.kvm import KVMMemory, KVMRows, kvm_attention
 from meanbank.ops.kvm.api import check_backend
 from meanbank.ops.kvm.options import (
     Append,
@@ -163,6 +164,41 @@ class KeyValueMeans(OperatorMemory):
             return 0
         available = last - window + chunk
         return max(chunk, min(self.config.budget(last), available))
+
+    def memory_rows(self, tokens: int) -> int:
+        """The compressed rows after `tokens` tokens."""
+        chunk, window = self.config.chunk_size, self.config.window_chunks * self.config.chunk_size
+        last = (tokens - 1) // chunk * chunk
+        start = max(window, last - UPDATES_TO_CATCH_UP * chunk)
+        rows = self.memory_rows_max(min(tokens, start + 1))
+        for seen in range(start + chunk, last + 1, chunk):
+            wanted = min(self.config.budget(seen), seen - window + chunk)
+            rows += min(max(wanted - rows, 0), chunk)
+        return rows
+
+    def check_memory(self, memory, batch, seen):
+        check_tensors(memory, KVMMemory)
+        chunk, sizes = self.config.chunk_size, self.geometry
+        start = max(0, (-(-seen // chunk) - self.config.window_chunks) * chunk)  # of the window
+        window = (batch, sizes.num_kv_heads, seen - start)
+        if memory.seen != seen:
+            raise ValueError(f"a memory after {memory.seen} tokens in a row of {seen}")
+        check_tensors(
+            memory,
+            KVMMemory,
+            window_key=(*window, sizes.key_dim),
+            window_value=None,
+            window_gate=None if self.gate is None else window,
+        )
+        if not start:
+            if memory.rows is not None:
+                raise ValueError(f"no rows are expected after {seen} tokens")
+            return seen
+        rows = (batch, sizes.num_kv_heads, self.memory_rows(seen))
+        shapes = {"key": (*rows, sizes.key_dim), "value": (*rows, sizes.value_dim), "scale": rows}
+        check_tensors(memory.rows, KVMRows, **shapes)
+        check_at_least("scale", memory.rows.scale, 0 if self.config.value_scale == "radius" else 1)
+        return seen - start
 
     def rows_max(self, tokens: int) -> int:
         window = self.config.window_chunks * self.config.chunk_size

@@ -7,8 +7,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from meanbank.core.state import State
+from meanbank.core.state import State, check_tensors
 from meanbank.memory.base import Memory
+
+# A budget that jumps by more rows than a chunk has tokens is caught up with later; so many updates
+# back, that is over.
+UPDATES_TO_CATCH_UP = 4096
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,3 +48,13 @@ class OperatorMemory(Memory):
         kept = torch.arange(at_hand - memory.window_length, at_hand, device=query.device)
         memory = dataclasses.replace(memory, window_value=None)
         return output, OperatorState(memory, values.stored(kept))
+
+    @abc.abstractmethod
+    def check_memory(self, memory: Any, batch: int, seen: int) -> int:
+        """Raise ValueError unless the operator's memory is one that `seen` tokens of `batch` rows
+        can leave; returns the tokens of its window."""
+
+    def check_state(self, state, batch, seen, stored):
+        check_tensors(state, OperatorState)
+        length = self.check_memory(state.memory, batch, seen)
+        check_tensors(state, OperatorState, values=stored(length))

@@ -13,10 +13,11 @@ from meanbank.core.conventions import Conventions
 from meanbank.core.flops import Flops
 from meanbank.core.geometry import Geometry
 from meanbank.core.precision import accumulator_dtype
+from meanbank.core.state import check_at_least, check_tensors
 from meanbank.memory.base import MemoryConfig
 from meanbank.memory.budgets import Budget, Saturating
-from meanbank.memory.operator import OperatorMemory
-from meanbank.ops.ovq import OVQMemory, ovq_attention
+from meanbank.memory.operator import UPDATES_TO_CATCH_UP, OperatorMemory
+from meanbank.ops.ovq import OVQMemory, OVQRows, ovq_attention
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -78,6 +79,33 @@ class OVQAttention(OperatorMemory):
         if swallowed <= 0:
             return 0
         return max(1, min(math.floor(self.config.budget(swallowed)), swallowed))
+
+    def rows_after(self, tokens: int) -> int:
+        """The rows of the dictionary after `tokens` tokens."""
+        chunk = self.config.chunk_size
+        last = (tokens - 1) // chunk * chunk
+        start = max(chunk, last - UPDATES_TO_CATCH_UP * chunk)
+        rows = self.dictionary_rows(min(tokens, start + 1))
+        for seen in range(start + chunk, last + 1, chunk):
+            rows += min(max(math.floor(self.config.budget(seen)) - rows, 0), chunk)
+        return rows
+
+    def check_memory(self, memory, batch, seen):
+        check_tensors(memory, OVQMemory)
+        sizes, start = self.geometry, (seen - 1) // self.config.chunk_size * self.config.chunk_size
+        if memory.seen != seen:
+            raise ValueError(f"a memory after {memory.seen} tokens in a row of {seen}")
+        window = (batch, sizes.num_kv_heads, seen - start, sizes.key_dim)
+        check_tensors(memory, OVQMemory, window_key=window, window_value=None)
+        if not start:
+            if memory.rows is not None:
+                raise ValueError(f"no rows are expected after {seen} tokens")
+            return seen
+        rows = (batch, sizes.num_kv_heads, self.rows_after(seen))
+        shapes = {"key": (*rows, sizes.key_dim), "value": (*rows, sizes.value_dim), "count": rows}
+        check_tensors(memory.rows, OVQRows, **shapes)
+        check_at_least("count", memory.rows.count, 1)
+        return seen - start
 
     def rows_max(self, tokens: int) -> int:
         return self.dictionary_rows(tokens) + min(tokens, self.config.chunk_size)

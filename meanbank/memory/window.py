@@ -8,7 +8,7 @@ from torch import Tensor
 
 from meanbank.core.flops import Flops
 from meanbank.core.geometry import Geometry
-from meanbank.core.state import State
+from meanbank.core.state import State, check_tensors
 from meanbank.memory.base import Memory
 from meanbank.ops.attention.window import WindowRule, key_positions, window_attention
 
@@ -44,6 +44,11 @@ class WindowMemory(Memory):
         offset = len(old_sink) - old_window.start  # index = position + offset, sink aside
         index = [*sink, *(position + offset for position in window)]
         return torch.tensor(index, dtype=torch.long, device=device)
+
+    def check_state(self, state, batch, seen, stored):
+        kept = sum(len(part) for part in key_positions(self.window, seen))
+        key = (batch, self.geometry.num_kv_heads, kept, self.geometry.key_dim)
+        check_tensors(state, WindowState, key=key, values=stored(kept))
 
     def rows_max(self, tokens: int) -> int:
         return min(tokens, self.window.span + self.window.sink)

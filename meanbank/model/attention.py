@@ -1,6 +1,7 @@
 """Softmax attention put together from its three parts: the one place that sees both axes."""
 
 import dataclasses
+import functools
 from typing import Any
 
 import torch
@@ -10,7 +11,14 @@ from meanbank.core.context import Context
 from meanbank.core.flops import Flops, linear_flops
 from meanbank.core.geometry import Geometry, merge_heads
 from meanbank.core.layout import Layout
-from meanbank.core.state import State, gathered, rows_of
+from meanbank.core.state import (
+    State,
+    by_place,
+    check_tensors,
+    gathered,
+    joined_by_place,
+    rows_of,
+)
 from meanbank.core.values import Values
 from meanbank.memory import Memory
 from meanbank.model.backbone import Backbone
@@ -27,6 +35,12 @@ class AttentionState(State):
     address: AddressState | None
     values: Any
     memory: Any
+
+    @classmethod
+    def joined(cls, states, seen):
+        memory = joined_by_place([state.memory for state in states], seen)
+        others = [dataclasses.replace(state, memory=None) for state in states]
+        return dataclasses.replace(super().joined(others, seen), memory=memory)
 
 
 def attend(
@@ -115,6 +129,14 @@ class SoftmaxAttention(Mixer):
         stored = self.values.stored_nbytes(dtype)
         tail = (self.address.tail_width + self.values.tail_width) * dtype.itemsize
         return self.memory.nbytes_max(tokens, batch, dtype, stored) + batch * tail
+
+    def check_state(self, state: Any, seen: tuple[int, ...]) -> None:
+        check_tensors(state, AttentionState)
+        self.address.check_state(state.address, len(seen))
+        self.values.check_state(state.values, len(seen))
+        for batch, count, held in by_place(state.memory, seen):
+            stored = functools.partial(self.values.stored_like, batch)
+            self.memory.check_state(held, batch, count, stored)
 
     def flops_by_part(self, tokens: int) -> dict[str, Flops]:
         return {

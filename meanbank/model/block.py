@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from meanbank.core.context import Context
-from meanbank.core.state import State
+from meanbank.core.state import State, check_tensors
 from meanbank.model.attention import SoftmaxAttention
 from meanbank.model.config import MeanbankConfig
 from meanbank.model.layers import MLP
@@ -77,6 +77,12 @@ class Block(nn.Module):
     ) -> None:
         """Fill a table over token ids from x0 of every token id alone (vocabulary, hidden_size)."""
         self.attention.initialize_table(lambda: self.attention_norm(x0()), draw, shared)
+
+    def check_state(self, state: Any, seen: tuple[int, ...]) -> None:
+        """See `Mixer.check_state`."""
+        width = self.mlp.tail_width
+        check_tensors(state, BlockState, mlp=(len(seen), 1, width) if width else None)
+        self.attention.check_state(state.attention, seen)
 
     def state_nbytes_max(self, tokens: int, batch: int, dtype: torch.dtype) -> int:
         """A bound on the bytes that its state holds within the first `tokens` tokens."""

@@ -1,12 +1,14 @@
 """The Hugging Face cache over opaque layer states."""
 
-from typing import Any
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Self
 
 import torch
 from torch import Tensor
 from transformers.cache_utils import Cache, CacheLayerMixin
 
-from meanbank.core.state import State
+from meanbank.core.state import State, joined
 
 
 class StateLayer(CacheLayerMixin):
@@ -29,11 +31,14 @@ class StateLayer(CacheLayerMixin):
         state: State,
         seen: int,
         lengths: tuple[int, ...],
-        documents: tuple[int | None, ...],
+        documents: tuple[int | None, ...] | None = None,
     ) -> None:
-        """Replace the state by that after `seen` columns, `lengths` tokens of each row."""
+        """Replace the state by that after `seen` columns, `lengths` tokens of each row.
+
+        documents: the id of each row's last document, where ids were given.
+        """
         self.state, self.seen, self.is_initialized = state, seen, True
-        self.lengths, self.documents = lengths, documents
+        self.lengths, self.documents = lengths, documents or (None,) * len(lengths)
         self.device = next((tensor.device for tensor in state.tensors()), self.device)
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
@@ -122,3 +127,108 @@ class MeanbankCache(Cache):
         states = [layer.state for layer in self.layers if layer.state is not None]
         tensors = {t.data_ptr(): t for state in states for t in state.tensors()}
         return sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
+
+    def select(self, rows: Sequence[int] | Tensor) -> "MeanbankCache":
+        """A new cache of some rows of the batch, in that order; this one stays as it is.
+
+        A row may be taken more than once. Raises ValueError for rows that there are not.
+        """
+        batch = len(self.lengths)
+        wanted = [int(row) for row in rows]
+        wrong = [row for row in wanted if not 0 <= row < batch]
+        if wrong or not wanted:
+            what = f"no row {wrong[0]}" if wrong else "nothing to select"
+            raise ValueError(f"there is {what}: the cache holds {batch} sequences")
+        return self._changed(
+            self.seen,
+            tuple(self.lengths[row] for row in wanted),
+            tuple(self.documents[row] for row in wanted),
+            [
+                layer.state if wanted == [*range(batch)] else layer.state.select(_index(wanted))
+                for layer in self._held()
+            ],
+        )
+
+    def repeat(self, times: int) -> "MeanbankCache":
+        """A new cache with every row `times` times, copies next to each other.
+
+        This one stays as it is, so a context that is read once can be continued in many ways.
+        Raises ValueError unless `times` is positive.
+        """
+        if times < 1:
+            raise ValueError(f"times must be at least 1, got {times}")
+        return self.select([row for row in range(len(self.lengths)) for _ in range(times)])
+
+    @classmethod
+    def join(cls, caches: Sequence["MeanbankCache"]) -> "MeanbankCache":
+        """A new cache of all rows of some caches, one after the other; those stay as they are.
+
+        Rows may be at different places. `seen` is the largest: in an attention mask over all
+        columns the others' rows are padded on the left. Raises ValueError for caches of different
+        models or devices, or without tokens.
+        """
+        caches = list(caches)
+        if not caches:
+            raise ValueError("there is nothing to join")
+        if len({(len(cache.layers), cache.made_for) for cache in caches}) > 1:
+            raise ValueError("caches of different models cannot be joined")
+        lengths = [cache.lengths for cache in caches]
+        columns = zip(*(cache._held() for cache in caches), strict=True)
+        states = [[layer.state for layer in layers] for layers in columns]
+        seen = max(cache.seen for cache in caches)
+        whole = [joined(parts, lengths) for parts in states]
+        documents = sum((cache.documents for cache in caches), ())
+        return caches[0]._changed(seen, sum(lengths, ()), documents, whole)
+
+    def _held(self) -> list[Any]:
+        """The layers, which hold something; ValueError otherwise."""
+        if not self.lengths:
+            raise ValueError("the cache is empty: it holds no sequences yet")
+        return list(self.layers)
+
+    def _changed(
+        self,
+        seen: int,
+        lengths: tuple[int, ...],
+        documents: tuple[int | None, ...],
+        states: Sequence[Any],
+    ) -> "MeanbankCache":
+        cache = MeanbankCache(len(self.layers), self.made_for)
+        for layer, state in zip(cache.layers, states, strict=True):
+            layer.store(state, seen, lengths, documents)
+        return cache
+
+    def save(
+        self, path: str | Path, model: Any, *, tokenizer: Any = None, overwrite: bool = False
+    ) -> None:
+        """Write what was read to one safetensors file, of `nbytes()` bytes and a header.
+
+        model: whose cache it is; its fingerprint goes into the file, and the tokenizer's, if given.
+        The file is whole or not there. Raises ContextFileError, in one line: the file exists (and
+        `overwrite` is not set), the cache is empty or not this model's, or holds NaN.
+        """
+        from meanbank.model.context_file import save_context
+
+        save_context(path, self, model, tokenizer=tokenizer, overwrite=overwrite)
+
+    @classmethod
+    def load(cls, path: str | Path, model: Any, *, tokenizer: Any = None) -> "MeanbankCache":
+        """A new cache from a file that `save` wrote, on the model's device, to go on from.
+
+        The file may come from anyone: no code in it is run, and its structure, sizes, checksums,
+        numbers and fingerprints are checked before the cache is made. Raises ContextFileError, in
+        one line, for a file that is damaged, of another version, model or (if given) tokenizer.
+        Going on is bit-exact on the same machine, build, dtype and thread count.
+        """
+        from meanbank.model.context_file import load_context
+
+        return load_context(path, model, tokenizer=tokenizer)
+
+    def restore(self, path: str | Path, model: Any, *, tokenizer: Any = None) -> Self:
+        """Replace what this cache holds by what a file does; see `load`. All or nothing."""
+        self.layers = MeanbankCache.load(path, model, tokenizer=tokenizer).layers
+        return self
+
+
+def _index(rows: list[int]) -> Tensor:
+    return torch.tensor(rows, dtype=torch.long)

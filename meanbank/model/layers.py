@@ -2,6 +2,7 @@
 
 import abc
 import dataclasses
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -10,7 +11,7 @@ from transformers import initialization as init
 from meanbank.core.flops import Flops, linear_flops
 from meanbank.core.geometry import Geometry, split_heads
 from meanbank.core.layout import Layout
-from meanbank.core.state import State
+from meanbank.core.state import State, check_tensors
 from meanbank.model.plan import AddressPlan
 from meanbank.ops.token_shift import shift_start, token_shift
 
@@ -64,6 +65,15 @@ class Address(nn.Module, abc.ABC):
         if self.query_shift is None or self.key_shift is None:
             return 0
         return len(self.query_shift) + len(self.key_shift)
+
+    def check_state(self, state: Any, batch: int) -> None:
+        """Raise ValueError unless `state` is one that it may carry on for `batch` rows."""
+        if self.query_shift is None or self.key_shift is None:
+            if state is not None:
+                raise ValueError(f"expected no state of the address, got {type(state).__name__}")
+            return
+        query, key = ((batch, 1, len(shift)) for shift in (self.query_shift, self.key_shift))
+        check_tensors(state, AddressState, query=query, key=key)
 
     def forward(
         self, x: Tensor, state: AddressState | None, layout: Layout

@@ -44,6 +44,13 @@ class Mixer(nn.Module, abc.ABC):
         """A bound on the bytes that its state holds within the first `tokens` tokens."""
 
     @abc.abstractmethod
+    def check_state(self, state: Any, seen: tuple[int, ...]) -> None:
+        """Raise ValueError unless `state` is one that so many tokens of each row can leave.
+
+        Tensors may be on torch's meta device, without data.
+        """
+
+    @abc.abstractmethod
     def flops_by_part(self, tokens: int) -> dict[str, Flops]:
         """FLOPs of one sequence of `tokens` tokens: attention, projections and values."""
 

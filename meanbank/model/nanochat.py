@@ -16,7 +16,7 @@ from meanbank.core.conventions import Conventions
 from meanbank.core.flops import Flops, linear_flops
 from meanbank.core.geometry import Geometry
 from meanbank.core.layout import Layout
-from meanbank.core.state import State
+from meanbank.core.state import State, check_tensors
 from meanbank.model.backbone import Backbone, StartValues, Stem, default_linear
 from meanbank.model.layers import Address
 from meanbank.model.plan import AddressPlan
@@ -55,6 +55,9 @@ class SmearStem(Stem):
         before = layout.before(x, last, zero=True)
         gate = self.mix * torch.sigmoid(self.gate(x[..., : self.gate.in_features]))
         return x + gate * before, SmearState(layout.last(x, last))
+
+    def check_state(self, state, batch):
+        check_tensors(state, SmearState, last=(batch, 1, self.hidden_size))
 
     def alone(self, embedded: Tensor) -> Tensor:
         return self.norm(embedded)

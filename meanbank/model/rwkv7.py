@@ -14,7 +14,7 @@ from meanbank.core.flops import Flops, linear_flops, products
 from meanbank.core.geometry import Geometry, merge_heads, split_heads
 from meanbank.core.layout import Layout
 from meanbank.core.precision import accumulator_dtype
-from meanbank.core.state import State
+from meanbank.core.state import State, check_tensors
 from meanbank.model.backbone import Backbone
 from meanbank.model.mixer import Mixer
 from meanbank.model.plan import LayerPlan
@@ -161,6 +161,14 @@ class TimeMix(Mixer):
         matrix = self.geometry.key_width * self.geometry.value_dim
         tail = (1 + self._keeps_start) * self.geometry.hidden_size + self.values.tail_width
         return batch * (matrix * accumulator_dtype(dtype).itemsize + tail * dtype.itemsize)
+
+    def check_state(self, state: Any, seen: tuple[int, ...]) -> None:
+        batch, sizes = len(seen), self.geometry
+        last = (batch, 1, sizes.hidden_size)
+        matrix = (batch, sizes.num_heads, sizes.value_dim, sizes.key_dim)
+        start = last if self._keeps_start else None
+        check_tensors(state, TimeMixState, last=last, start=start, matrix=matrix)
+        self.values.check_state(state.values, batch)
 
     def flops_by_part(self, tokens: int) -> dict[str, Flops]:
         """See `Mixer.flops_by_part`.

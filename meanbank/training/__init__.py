@@ -2,7 +2,7 @@
 
 from meanbank.training.config import RunConfig, TrainingConfig, load_config
 from meanbank.training.recipes import BoVRecipe, KVMRecipe, PlainRecipe, Recipe
-from meanbank.training.run import LoadedRun, load_run
+from meanbank.training.run import LoadedRun, load_model, load_run
 from meanbank.training.trainer import Interrupted, NonFiniteError, train
 
 __all__ = [
@@ -16,6 +16,7 @@ __all__ = [
     "RunConfig",
     "TrainingConfig",
     "load_config",
+    "load_model",
     "load_run",
     "train",
 ]

@@ -187,5 +187,20 @@ def load_run(run: str | Path, device: str = "auto") -> LoadedRun:
     return LoadedRun(run, config, model.eval(), tokenizer, info, step)
 
 
+def load_model(
+    folder: str | Path, device: str = "auto"
+) -> tuple[MeanbankForCausalLM, Tokenizer | None]:
+    """The model and tokenizer of a run, see `load_run`, or of a plain Hugging Face folder."""
+    folder = Path(folder)
+    if not (folder / "config.json").is_file() or (folder / TRAINER).is_file():
+        loaded = load_run(folder, device)
+        return loaded.model, loaded.tokenizer
+    with damage_told(folder):
+        model = MeanbankForCausalLM.from_pretrained(folder, local_files_only=True)
+    model.to(choose_device(device))  # pyright: ignore[reportArgumentType]
+    tokenizer = load_tokenizer(folder) if (folder / TOKENIZER).is_file() else None
+    return model.eval(), tokenizer
+
+
 def write_run_info(run: Path, info: dict[str, Any]) -> None:
     write_json(run / RUN, info)

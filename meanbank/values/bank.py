@@ -82,5 +82,6 @@ class BankValues(ValueSource):
     def publish_flops(self, tokens: int) -> Flops:
         return Flops()
 
-    def stored_nbytes(self, dtype: torch.dtype) -> int:
-        return torch.int32.itemsize
+    @property
+    def stores_token_ids(self) -> bool:
+        return True

@@ -134,9 +134,28 @@ class ValueSource(nn.Module, abc.ABC):
         """Whether `forward` reads the layer-normalised x0."""
         return False
 
+    @property
+    def stores_token_ids(self) -> bool:
+        """Whether a memory's state keeps ids in place of values."""
+        return False
+
     def stored_nbytes(self, dtype: torch.dtype) -> int:
         """Bytes that a memory's state keeps for one token of one sequence."""
+        if self.stores_token_ids:
+            return torch.int32.itemsize
         return self.geometry.value_width * dtype.itemsize
+
+    def stored_like(self, batch: int, tokens: int) -> Tensor:
+        """A tensor without data of the form in which a memory keeps `tokens` tokens."""
+        if self.stores_token_ids:
+            return torch.empty(batch, tokens, dtype=torch.int32, device="meta")
+        sizes = self.geometry
+        return torch.empty(batch, sizes.num_kv_heads, tokens, sizes.value_dim, device="meta")
+
+    def check_state(self, state: Any, batch: int) -> None:
+        """Raise ValueError unless `state` is one that it may carry on for `batch` rows."""
+        if state is not None:
+            raise ValueError(f"expected no state of the values, got {type(state).__name__}")
 
     @property
     def tail_width(self) -> int:

@@ -78,6 +78,9 @@ class GatedAdditiveValues(ValueSource):
         rows = F.embedding(context.token_ids, self.table).unflatten(-1, (gate.shape[-1], -1))
         return (gate[..., None] * rows).flatten(2)
 
+    def check_state(self, state, batch):
+        self.contextual.check_state(state, batch)
+
     @property
     def tail_width(self) -> int:
         return self.contextual.tail_width

@@ -11,7 +11,7 @@ from meanbank.core.context import Context
 from meanbank.core.conventions import Conventions, TokenShift, ValueResidual
 from meanbank.core.flops import Flops, linear_flops
 from meanbank.core.geometry import Geometry, split_heads
-from meanbank.core.state import State
+from meanbank.core.state import State, check_tensors
 from meanbank.core.values import DenseValues
 from meanbank.ops.token_shift import shift_start, token_shift
 from meanbank.values.base import Place, ValueSource, ValueSourceConfig, learned_or, restart, scaled
@@ -110,6 +110,12 @@ class ProjectedValues(ValueSource):
             init.copy_(self.shift, shift_start(self.shift, 0.7 * ratio))
         if self.residual is not None:
             self.residual.initialize()
+
+    def check_state(self, state, batch):
+        if self.shift is None:
+            super().check_state(state, batch)
+        else:
+            check_tensors(state, ShiftState, last=(batch, 1, len(self.shift)))
 
     @property
     def tail_width(self) -> int:

@@ -123,7 +123,7 @@ def test_changed_data_is_noticed(trained, corpus, capsys):
     assert "has changed since it was trained" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("verb", ["train", "evaluate", "generate", "plan", "demo"])
+@pytest.mark.parametrize("verb", ["train", "evaluate", "generate", "plan", "context", "demo"])
 def test_help(verb, capsys):
     assert run(verb, "--help") == 0
     assert f"meanbank {verb}" in capsys.readouterr().out
