@@ -71,7 +71,7 @@ def show_context(file: Annotated[Path, tyro.conf.Positional], /) -> int:
         "dtype": summary.dtype,
         "model": summary.model,
         "tokenizer": summary.tokenizer or "-",
-        "written by": f"meanbank {summary.library}, format {summary.version}",
+        "written by": f"meanbank {summary.written_by}, format {summary.version}",
     }
     about = Table(show_header=False, box=None)
     for name, value in facts.items():

@@ -56,7 +56,7 @@ def arrange(
     valid = torch.ones(len(seen), length, dtype=torch.bool)
     if mask is not None:
         valid = mask.to("cpu", torch.bool)
-    if bool(valid.all()) and document_ids is None:
+    if document_ids is None and (mask is None or bool(valid.all())):
         return Arrangement(Layout.ragged(seen, [[length]] * len(seen)), length, last_ids=last_ids)
     counts = valid.sum(dim=1)
     device, goes_on = None if mask is None else mask.device, None

@@ -67,7 +67,7 @@ class ContextSummary:
     """
 
     version: str
-    library: str
+    written_by: str
     model: str
     tokenizer: str | None
     dtype: str
@@ -169,7 +169,7 @@ def read_summary(path: str | Path) -> ContextSummary:
         raise ContextFileError("names of its tensors are malformed")
     return ContextSummary(
         version=VERSION,
-        library=origin["library"],
+        written_by=origin["library"],
         model=origin["model"],
         tokenizer=None if origin["tokenizer"] == NONE else origin["tokenizer"],
         dtype=origin["dtype"],

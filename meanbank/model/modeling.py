@@ -1,5 +1,6 @@
 """Hugging Face classes: `MeanbankModel` and `MeanbankForCausalLM`."""
 
+import functools
 import hashlib
 import json
 from collections.abc import Iterable
@@ -79,7 +80,7 @@ class MeanbankModel(MeanbankPreTrainedModel):
         """An empty cache for this model."""
         return MeanbankCache(len(self.layers) + self.stem.carries, self.layer_key)
 
-    @property
+    @functools.cached_property
     def layer_key(self) -> str:
         """What the states of its layers depend on; a cache of another model has another."""
         config = self.config
@@ -114,9 +115,8 @@ class MeanbankModel(MeanbankPreTrainedModel):
         bank. attention_mask: (B, T) or (B, columns seen + T), 0 at padding, which may stand
         anywhere: each row is read as if alone, and padding gets zeros. document_ids (B, T): where
         they change, also from call to call, a document begins, which sees nothing before itself;
-        the cache then holds the last one. position_ids, if given, must
-        be those that follow. `cache` and its older name `past_key_values` are the same. Raises
-        ValueError otherwise.
+        the cache then holds the last one. position_ids, if given, must be those that follow.
+        `cache` and its older name `past_key_values` are the same. Raises ValueError otherwise.
         """
         _check_unknown(kwargs)
         cache = _one_of(cache, past_key_values)
@@ -129,16 +129,10 @@ class MeanbankModel(MeanbankPreTrainedModel):
             input_ids = input_ids if input_ids.dtype == torch.bool else input_ids.long()
         embedded = self._embed(input_ids, inputs_embeds)
         batch, length = embedded.shape[:2]
-        if cache is not None:
-            _check_cache(cache, self.new_cache(), batch)
-        seen, last_ids, columns = (0,) * batch, (None,) * batch, 0
-        if cache is not None and cache.lengths:
-            seen, last_ids, columns = cache.lengths, cache.documents, cache.seen
-        mask = _new_columns(attention_mask, batch, columns, length)
-        _check_documents(document_ids, batch, length)
-        arrangement = arrange(seen, length, mask, document_ids, last_ids)
+        arrangement = self._arrangement(
+            cache, batch, length, attention_mask, document_ids, position_ids
+        )
         layout = arrangement.layout
-        _check_positions(position_ids, arrangement)
         embedded = arrangement.aligned(embedded)
         if input_ids is not None:
             input_ids = arrangement.aligned(input_ids)
@@ -154,12 +148,34 @@ class MeanbankModel(MeanbankPreTrainedModel):
             states.append(state)
             hidden.append(x)
         if cache is not None:  # all or nothing: an interrupted call leaves the cache as it was
+            columns, documents = cache.seen + arrangement.length, tuple(arrangement.last_ids)
             for layer, state in zip(cache.layers, [*states, stem], strict=False):
-                layer.store(state, columns + length, layout.total, tuple(arrangement.last_ids))
+                layer.store(state, columns, layout.total, documents)
         x = arrangement.restored(self.norm(x))
         hidden = tuple(map(arrangement.restored, hidden)) if output_hidden_states else None
         output = BaseModelOutputWithPast(last_hidden_state=x, cache=cache, hidden_states=hidden)
         return output if return_dict in (None, True) else output.to_tuple()
+
+    def _arrangement(
+        self,
+        cache: MeanbankCache | None,
+        batch: int,
+        length: int,
+        attention_mask: Tensor | None,
+        document_ids: Tensor | None,
+        position_ids: Tensor | None,
+    ) -> Arrangement:
+        """Where the tokens of a call stand; ValueError where its arguments do not fit."""
+        seen, last_ids, columns = (0,) * batch, (None,) * batch, 0
+        if cache is not None:
+            _check_cache(cache, len(self.layers) + self.stem.carries, self.layer_key, batch)
+            if cache.lengths:
+                seen, last_ids, columns = cache.lengths, cache.documents, cache.seen
+        mask = _new_columns(attention_mask, batch, columns, length)
+        _check_documents(document_ids, batch, length)
+        arrangement = arrange(seen, length, mask, document_ids, last_ids)
+        _check_positions(position_ids, arrangement)
+        return arrangement
 
     def memory_nbytes_max(self, tokens: int, batch: int = 1) -> int:
         """Most bytes that a cache of this model holds within the first `tokens` tokens.
@@ -303,10 +319,10 @@ def _check_unknown(keywords: dict[str, Any]) -> None:
             raise ValueError(f"the model does not take {name!r}: it is not supported (yet)")
 
 
-def _check_cache(cache: MeanbankCache, own: MeanbankCache, batch: int) -> None:
-    if len(cache.layers) != len(own.layers):
-        raise ValueError(f"the cache has {len(cache.layers)} layers, the model {len(own.layers)}")
-    if cache.made_for not in (None, own.made_for):
+def _check_cache(cache: MeanbankCache, num_states: int, layer_key: str, batch: int) -> None:
+    if len(cache.layers) != num_states:
+        raise ValueError(f"the cache has {len(cache.layers)} layers, the model {num_states}")
+    if cache.made_for not in (None, layer_key):
         raise ValueError("the cache was made by a model with other layers; make a new one")
     if cache.lengths and len(cache.lengths) != batch:
         raise ValueError(f"the cache holds {len(cache.lengths)} sequences, the input {batch}")

@@ -1,5 +1,7 @@
 """Checks of arguments that attention operators share; each raises ValueError in one line."""
 
+from typing import Any
+
 from torch import Tensor
 
 
@@ -37,3 +39,31 @@ def check_per_head(name: str, tensor: Tensor, query: Tensor) -> None:
             f"{name} must have one entry for each of the {query.shape[1]} query heads, got shape "
             f"{tuple(tensor.shape)}"
         )
+
+
+def check_carried(memory: Any, held: int, settings: str, key: Tensor, value: Tensor) -> None:
+    """A memory that an operator carries on: its window of `held` tokens, and its rows.
+
+    settings: those that decide how many tokens a window holds, for the message.
+    """
+    if memory.window_length != held:
+        raise ValueError(
+            f"the memory holds a window of {memory.window_length} tokens after {memory.seen}, "
+            f"which {settings} cannot give: it was made with other settings"
+        )
+    window = (*key.shape[:2], held)
+    if memory.window_key.shape != (*window, key.shape[3]):
+        raise ValueError(
+            f"the memory's window keys have shape {tuple(memory.window_key.shape)}, expected "
+            f"{(*window, key.shape[3])}: it belongs to other sizes or another batch"
+        )
+    if (memory.rows is None) != (held == memory.seen):
+        has = "some" if memory.rows is not None else "no"
+        raise ValueError(f"the memory has {has} rows after {memory.seen} tokens")
+    if memory.rows is not None and (
+        memory.rows.key.shape[:2] != key.shape[:2] or memory.rows.value.shape[3] != value.shape[3]
+    ):
+        raise ValueError("the memory's rows belong to other sizes or another batch")
+    values = memory.window_value
+    if values is None or values.shape != (*window, value.shape[3]):
+        raise ValueError("the memory holds no window values of the right size; put them back first")

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from meanbank.core.config import choose
 from meanbank.core.precision import accumulator_dtype
-from meanbank.ops.checks import check_attention, check_per_head
+from meanbank.ops.checks import check_attention, check_carried, check_per_head
 from meanbank.ops.kvm.memory import KVMMemory, KVMUpdate
 from meanbank.ops.kvm.options import (
     Append,
@@ -189,28 +189,8 @@ def _check_memory(
 ) -> None:
     chunks = -(-memory.seen // options.chunk_size)
     start = max(0, (chunks - options.window_chunks) * options.chunk_size)
-    if memory.window_length != memory.seen - start:
-        raise ValueError(
-            f"the memory holds a window of {memory.window_length} tokens after {memory.seen}, "
-            f"which chunk_size {options.chunk_size} and window_chunks {options.window_chunks} "
-            "cannot give: it was made with other settings"
-        )
-    expected = (*key.shape[:2], memory.window_length, key.shape[3])
-    if memory.window_key.shape != expected:
-        raise ValueError(
-            f"the memory's window keys have shape {tuple(memory.window_key.shape)}, expected "
-            f"{expected}: it belongs to other sizes or another batch"
-        )
-    if (memory.rows is None) != (start == 0):
-        raise ValueError(
-            f"the memory has {'no' if start else 'some'} rows after {memory.seen} tokens"
-        )
-    if memory.rows is not None and (
-        memory.rows.key.shape[:2] != key.shape[:2] or memory.rows.value.shape[3] != value.shape[3]
-    ):
-        raise ValueError("the memory's rows belong to other sizes or another batch")
-    if memory.window_value is None or memory.window_value.shape[-1] != value.shape[-1]:
-        raise ValueError("the memory holds no window values of the right size; put them back first")
+    settings = f"chunk_size {options.chunk_size} and window_chunks {options.window_chunks}"
+    check_carried(memory, memory.seen - start, settings, key, value)
     if (memory.window_gate is None) != (gate is None):
         raise ValueError("merge_gate must be given either always or never for one memory")
 

@@ -5,7 +5,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from meanbank.ops.checks import check_attention, check_per_head
+from meanbank.ops.checks import check_attention, check_carried, check_per_head
 from meanbank.ops.ovq.memory import OVQMemory
 from meanbank.ops.ovq.reference import ovq_attention_reference
 
@@ -64,38 +64,11 @@ def ovq_attention(
     if not callable(budget):
         raise ValueError(f"budget must be a function of the tokens seen, got {budget!r}")
     if memory is not None:
-        _check_memory(memory, key, value, chunk_size)
+        start = (memory.seen - 1) // chunk_size * chunk_size  # of the chunk that is pending
+        check_carried(memory, memory.seen - start, f"chunk_size {chunk_size}", key, value)
     with torch.autocast(query.device.type, enabled=False):  # routing must not drop to half
         common = torch.promote_types(query.dtype, key.dtype)
         output, new_memory = ovq_attention_reference(
             query.to(common), key.to(common), value, temperature, chunk_size, budget, memory
         )
     return (output, new_memory) if return_memory else output
-
-
-def _check_memory(memory: OVQMemory, key: Tensor, value: Tensor, chunk_size: int) -> None:
-    start = (memory.seen - 1) // chunk_size * chunk_size  # of the chunk that is pending
-    expected = (*key.shape[:2], memory.seen - start, key.shape[3])
-    if memory.window_length != memory.seen - start:
-        raise ValueError(
-            f"the memory holds {memory.window_length} pending tokens after {memory.seen}, which "
-            f"chunk_size {chunk_size} cannot give: it was made with another chunk_size"
-        )
-    if memory.window_key.shape != expected:
-        raise ValueError(
-            f"the memory's pending keys have shape {tuple(memory.window_key.shape)}, expected "
-            f"{expected}: it belongs to other sizes or another batch"
-        )
-    if (memory.rows is None) != (start == 0):
-        raise ValueError(
-            f"the memory has {'no' if start else 'some'} rows after {memory.seen} tokens"
-        )
-    if memory.rows is not None and (
-        memory.rows.key.shape[:2] != key.shape[:2] or memory.rows.value.shape[3] != value.shape[3]
-    ):
-        raise ValueError("the memory's rows belong to other sizes or another batch")
-    held = memory.window_value
-    if held is None or held.shape != (*expected[:3], value.shape[3]):
-        raise ValueError(
-            "the memory holds no pending values of the right size; put them back first"
-        )
