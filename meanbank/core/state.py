@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor
@@ -13,7 +13,11 @@ class State:
 
     The operations below are all a cache needs, so they are written here once and no memory has to
     repeat them. They return new states; nothing is changed in place.
+
+    composite: its parts are states that tell rows apart each by itself.
     """
+
+    composite: ClassVar[bool] = False
 
     def map(self, function: Callable[[Tensor], Tensor]) -> Self:
         """Apply `function` to every tensor of the tree."""
@@ -92,6 +96,36 @@ def join(states: Sequence[Any]) -> Any:
     return first
 
 
+def beside(states: Sequence[Any], places: Sequence[int]) -> Any:
+    """States of one batch row each, after places[row] tokens, as one of all rows."""
+    first: Any = states[0]
+    if isinstance(first, State) and first.composite:
+        parts = {
+            field.name: beside([getattr(state, field.name) for state in states], places)
+            for field in dataclasses.fields(first)  # pyright: ignore[reportArgumentType]
+        }
+        return dataclasses.replace(first, **parts)  # pyright: ignore[reportArgumentType]
+    nothing = [isinstance(state, RowStates) for state in states]  # a row that has seen nothing
+    if not any(nothing) and len({_shape(state) for state in states}) == 1:
+        return join(states)
+    groups: dict[int, list[tuple[tuple[int, ...], Any]]] = {}
+    for row, (state, place) in enumerate(zip(states, places, strict=True)):
+        if not nothing[row]:
+            groups.setdefault(place, []).append(((row,), state))
+    return gathered(len(states), groups)
+
+
+def _shape(node: Any) -> Any:
+    """Shapes and plain data of a tree: equal for states that `join` can put together."""
+    if isinstance(node, Tensor):
+        return node.shape
+    if isinstance(node, State):
+        instance: Any = node
+        fields = dataclasses.fields(instance)
+        return (type(node), *(_shape(getattr(node, field.name)) for field in fields))
+    return tuple(map(_shape, node)) if isinstance(node, tuple) else node
+
+
 @dataclasses.dataclass(frozen=True)
 class RowStates(State):
     """States of batch rows that are at different places.
@@ -104,7 +138,8 @@ class RowStates(State):
     rows: tuple[tuple[int, ...], ...]
     states: tuple[State, ...]
 
-    def select(self, rows: Tensor) -> "RowStates":
+    def select(self, rows: Tensor) -> Any:
+        """As `State.select`; rows that are all at one place are one state of that place."""
         wanted, chosen, kept = rows.tolist(), [], []
         for held, state in zip(self.rows, self.states, strict=True):
             where = {row: local for local, row in enumerate(held)}
@@ -113,9 +148,11 @@ class RowStates(State):
                 local = torch.tensor([where[wanted[at]] for at in new])
                 chosen.append(new)
                 kept.append(state.select(local))
+        if len(chosen) == 1 and len(chosen[0]) == len(wanted):
+            return kept[0]
         return RowStates(len(wanted), tuple(chosen), tuple(kept))
 
-    def repeat(self, times: int) -> "RowStates":
+    def repeat(self, times: int) -> Any:
         return self.select(torch.arange(self.batch).repeat_interleave(times))
 
 

@@ -37,6 +37,7 @@ class Arrangement:
         return whole
 
 
+@torch.compiler.disable(reason="which rows go together depends on what the tensors hold")
 def arrange(
     seen: tuple[int, ...], length: int, mask: Tensor | None, document_ids: Tensor | None
 ) -> Arrangement:
@@ -45,6 +46,8 @@ def arrange(
     mask: (B, length), false at padding, which may stand anywhere; document_ids: (B, length), which
     change where a document begins. A row's first document goes on from what it has seen.
     """
+    if mask is None and document_ids is None:
+        return Arrangement(Layout.ragged(seen, [[length]] * len(seen)), length)
     valid = torch.ones(len(seen), length, dtype=torch.bool)
     if mask is not None:
         valid = mask.to("cpu", torch.bool)

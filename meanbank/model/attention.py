@@ -24,11 +24,14 @@ from meanbank.values import Place
 class AttentionState(State):
     """What the address, the value source and the memory carry on."""
 
+    composite = True
+
     address: AddressState | None
     values: Any
     memory: Any
 
 
+@torch.compiler.disable(reason="operators loop over chunks: they would unroll for each length")
 def attend(
     memory: Memory,
     query: Tensor,

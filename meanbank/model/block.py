@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from transformers.modeling_layers import GradientCheckpointingLayer
 
 from meanbank.core.context import Context
 from meanbank.core.state import State
@@ -31,12 +32,18 @@ def make_blocks(config: MeanbankConfig) -> nn.ModuleList:
 class BlockState(State):
     """Everything one block carries from call to call; mlp (B, 1, hidden_size) is its shift tail."""
 
+    composite = True
+
     attention: State
     mlp: Tensor | None
 
 
-class Block(nn.Module):
-    """`x += scale * mixer(norm(x))`, then `x += scale * MLP(norm(x))`."""
+class Block(GradientCheckpointingLayer):
+    """`x += scale * mixer(norm(x))`, then `x += scale * MLP(norm(x))`.
+
+    A new state never changes an old one, so a checkpointed block may go on from a cache: when the
+    backward pass runs it again, it reads the same state.
+    """
 
     def __init__(self, config: MeanbankConfig, plan: LayerPlan, place: Place) -> None:
         super().__init__()

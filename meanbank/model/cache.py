@@ -1,12 +1,13 @@
 """The Hugging Face cache over opaque layer states."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 from transformers.cache_utils import Cache, CacheLayerMixin
 
-from meanbank.core.state import State
+from meanbank.core.state import State, beside
 
 
 class StateLayer(CacheLayerMixin):
@@ -96,6 +97,22 @@ class MeanbankCache(Cache):
     def lengths(self) -> tuple[int, ...]:
         """Tokens of each row's sequence, without padding, since its last document began."""
         return self.layers[0].lengths
+
+    def row(self, row: int) -> "MeanbankCache":
+        """A cache of one of the rows, of its own."""
+        alone = MeanbankCache(len(self.layers))
+        for layer, held in zip(alone.layers, self.layers, strict=True):
+            if held.state is not None:
+                state = held.state.select(torch.tensor([row]))
+                layer.store(state, held.seen, held.lengths[row : row + 1])
+        return alone
+
+    def take_rows(self, rows: Sequence["MeanbankCache"]) -> None:
+        """Hold what the caches of single rows hold."""
+        lengths = tuple(cache.lengths[0] for cache in rows)
+        for index, layer in enumerate(self.layers):
+            states = [cache.layers[index].state for cache in rows]
+            layer.store(beside(states, lengths), rows[0].seen, lengths)
 
     def nbytes(self) -> int:
         """Bytes of memory held, all layers and rows of the batch."""
