@@ -7,6 +7,7 @@ from meanbank.model import (
     MeanbankConfig,
     MeanbankForCausalLM,
     MeanbankModel,
+    batch_invariant,
     expand_plan,
     layers_at,
 )
@@ -20,6 +21,7 @@ __all__ = [
     "MeanbankForCausalLM",
     "MeanbankModel",
     "__version__",
+    "batch_invariant",
     "expand_plan",
     "layers_at",
     "ops",

@@ -3,6 +3,7 @@
 import dataclasses
 from collections.abc import Mapping
 
+import torch
 from torch import Tensor
 
 from meanbank.core.layout import Layout
@@ -24,6 +25,23 @@ class Context:
     layout: Layout
     first_values: Mapping[int, Tensor] = dataclasses.field(default_factory=dict)
     shared_table: Tensor | None = None
+
+    def to(self, device: torch.device | str, *, non_blocking: bool = False) -> "Context":
+        """The same on another device, where the blocks of a model are spread over several."""
+
+        def moved(tensor: Tensor | None) -> Tensor | None:
+            return None if tensor is None else tensor.to(device, non_blocking=non_blocking)
+
+        return dataclasses.replace(
+            self,
+            token_ids=moved(self.token_ids),
+            embedding=self.embedding.to(device, non_blocking=non_blocking),
+            first_values={
+                layer: values.to(device, non_blocking=non_blocking)
+                for layer, values in self.first_values.items()
+            },
+            shared_table=moved(self.shared_table),
+        )
 
     def publish(self, layer: int, values: Tensor) -> "Context":
         return dataclasses.replace(self, first_values={**self.first_values, layer: values})

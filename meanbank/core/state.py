@@ -129,6 +129,17 @@ def join(states: Sequence[Any]) -> Any:
     return first
 
 
+def _shape(node: Any) -> Any:
+    """Shapes and plain data of a tree: equal for states that `join` can put together."""
+    if isinstance(node, Tensor):
+        return node.shape
+    if isinstance(node, State):
+        instance: Any = node
+        fields = dataclasses.fields(instance)
+        return (type(node), *(_shape(getattr(node, field.name)) for field in fields))
+    return tuple(map(_shape, node)) if isinstance(node, tuple) else node
+
+
 @dataclasses.dataclass(frozen=True)
 class RowStates(State):
     """States of batch rows that are at different places.

@@ -4,6 +4,7 @@ from transformers import AutoConfig, AutoModel, AutoModelForCausalLM
 
 from meanbank.model.cache import MeanbankCache
 from meanbank.model.config import MeanbankConfig
+from meanbank.model.invariance import batch_invariant
 from meanbank.model.modeling import MeanbankForCausalLM, MeanbankModel
 from meanbank.model.plan import LayerPlan, expand_plan, layers_at
 
@@ -17,6 +18,7 @@ __all__ = [
     "MeanbankConfig",
     "MeanbankForCausalLM",
     "MeanbankModel",
+    "batch_invariant",
     "expand_plan",
     "layers_at",
 ]

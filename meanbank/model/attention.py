@@ -43,6 +43,7 @@ class AttentionState(State):
         return dataclasses.replace(super().joined(others, seen), memory=memory)
 
 
+@torch.compiler.disable(reason="operators loop over chunks: they would unroll for each length")
 def attend(
     memory: Memory,
     query: Tensor,

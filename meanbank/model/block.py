@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from transformers.modeling_layers import GradientCheckpointingLayer
 
 from meanbank.core.context import Context
 from meanbank.core.state import State, check_tensors
@@ -35,8 +36,12 @@ class BlockState(State):
     mlp: Tensor | None
 
 
-class Block(nn.Module):
-    """`x += scale * mixer(norm(x))`, then `x += scale * MLP(norm(x))`."""
+class Block(GradientCheckpointingLayer):
+    """`x += scale * mixer(norm(x))`, then `x += scale * MLP(norm(x))`.
+
+    A new state never changes an old one, so a checkpointed block may go on from a cache: when the
+    backward pass runs it again, it reads the same state.
+    """
 
     def __init__(self, config: MeanbankConfig, plan: LayerPlan, place: Place) -> None:
         super().__init__()

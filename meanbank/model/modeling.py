@@ -3,14 +3,16 @@
 import functools
 import hashlib
 import json
-from collections.abc import Iterable
-from typing import Any, cast
+from collections.abc import Callable, Iterable
+from typing import Any, Self, cast
 
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 from transformers import GenerationMixin, PreTrainedModel
 from transformers import initialization as init
 from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutputWithPast
+from transformers.utils import logging
 
 from meanbank.core.context import Context
 from meanbank.model.arrangement import Arrangement, arrange
@@ -19,6 +21,18 @@ from meanbank.model.block import Block, make_blocks
 from meanbank.model.cache import MeanbankCache
 from meanbank.model.config import MeanbankConfig
 from meanbank.model.initialization import PLAIN, initialize_backbone
+from meanbank.model.inputs import (
+    check_cache,
+    check_documents,
+    check_positions,
+    check_token_ids,
+    check_unknown,
+    new_columns,
+    one_of,
+)
+from meanbank.model.invariance import each_row, rows_alone
+
+logger = logging.get_logger(__name__)
 
 
 class MeanbankPreTrainedModel(PreTrainedModel):
@@ -27,13 +41,45 @@ class MeanbankPreTrainedModel(PreTrainedModel):
     config_class = MeanbankConfig
     config: MeanbankConfig
     base_model_prefix = "model"
-    supports_gradient_checkpointing = False
+    supports_gradient_checkpointing = True
     _no_split_modules = ["Block"]
 
-    def resize_token_embeddings(self, *arguments: Any, **keywords: Any) -> nn.Embedding:
-        if self.config.needs_token_ids:
+    @classmethod
+    def from_pretrained(cls, *arguments: Any, **keywords: Any) -> Self:
+        loaded = super().from_pretrained(*arguments, **keywords)
+        model: Any = loaded[0] if isinstance(loaded, tuple) else loaded
+        places = {str(place) for place in getattr(model, "hf_device_map", {}).values()}
+        if "disk" in places or ("cpu" in places and len(places) > 1):
+            raise ValueError(
+                "device_map may spread the blocks over devices but not offload them to cpu or "
+                f"disk (yet), got {', '.join(sorted(places))}: give it more max_memory"
+            )
+        return cast(Self, loaded)
+
+    def resize_token_embeddings(
+        self,
+        new_num_tokens: int | None = None,
+        pad_to_multiple_of: int | None = None,
+        mean_resizing: bool = True,
+    ) -> nn.Embedding:
+        same = new_num_tokens in (None, self.config.vocab_size) and pad_to_multiple_of is None
+        if self.config.needs_token_ids and not same:
             raise ValueError("a model with a bank cannot be resized: its tables have a row a token")
-        return super().resize_token_embeddings(*arguments, **keywords)
+        return super().resize_token_embeddings(new_num_tokens, pad_to_multiple_of, mean_resizing)
+
+    def _set_gradient_checkpointing(
+        self,
+        enable: bool = True,
+        gradient_checkpointing_func: Callable[..., Any] = checkpoint,
+        every_n_layers: int = 1,
+    ) -> None:
+        keywords = getattr(gradient_checkpointing_func, "keywords", {})
+        if enable and keywords.get("use_reentrant"):
+            raise ValueError(
+                "use_reentrant=True does not apply: blocks read x0 and the values of other layers, "
+                "whose gradients re-entrant checkpoints lose; leave it out"
+            )
+        super()._set_gradient_checkpointing(enable, gradient_checkpointing_func, every_n_layers)
 
     @torch.no_grad()
     @init.guard_torch_init_functions()
@@ -62,6 +108,8 @@ class MeanbankPreTrainedModel(PreTrainedModel):
 
 class MeanbankModel(MeanbankPreTrainedModel):
     """The backbone without a head."""
+
+    gradient_checkpointing = False  # Hugging Face sets it here and in every block
 
     def __init__(self, config: MeanbankConfig) -> None:
         super().__init__(config)
@@ -95,6 +143,7 @@ class MeanbankModel(MeanbankPreTrainedModel):
     def set_input_embeddings(self, value: nn.Embedding) -> None:
         self.embedding = value
 
+    @rows_alone
     def forward(
         self,
         input_ids: Tensor | None = None,
@@ -117,13 +166,13 @@ class MeanbankModel(MeanbankPreTrainedModel):
         they change, also from call to call, a document begins, which sees nothing before itself;
         the cache then holds the last one. position_ids, if given, must be those that follow.
         `cache` and its older name `past_key_values` are the same. Raises ValueError otherwise.
+        hidden_states: x0, then the stream after each block, the last one normalised.
         """
-        _check_unknown(kwargs)
-        cache = _one_of(cache, past_key_values)
-        use_cache = self.config.use_cache if use_cache is None else use_cache
+        check_unknown(kwargs)
+        cache = one_of(cache, past_key_values)
         if output_hidden_states is None:
             output_hidden_states = self.config.output_hidden_states
-        if cache is None and use_cache:
+        if cache is None and self._wants_cache(use_cache):
             cache = self.new_cache()
         if input_ids is not None and not input_ids.is_floating_point():
             input_ids = input_ids if input_ids.dtype == torch.bool else input_ids.long()
@@ -142,19 +191,32 @@ class MeanbankModel(MeanbankPreTrainedModel):
             old[: len(cache.layers)] = (layer.state for layer in cache.layers)
         x, stem = self.stem(embedded, old[-1], layout)
         context = Context(input_ids, x, layout, shared_table=self.shared_table)
-        hidden, states = [x], []
+        hidden, states = [], []
         for block, before in zip(self.layers, old, strict=False):
+            if output_hidden_states:
+                hidden.append(arrangement.restored(x))
             x, context, state = block(x, context, before)
-            states.append(state)
-            hidden.append(x)
+            if cache is not None:
+                states.append(state)
         if cache is not None:  # all or nothing: an interrupted call leaves the cache as it was
             columns, documents = cache.seen + arrangement.length, tuple(arrangement.last_ids)
             for layer, state in zip(cache.layers, [*states, stem], strict=False):
                 layer.store(state, columns, layout.total, documents)
         x = arrangement.restored(self.norm(x))
-        hidden = tuple(map(arrangement.restored, hidden)) if output_hidden_states else None
-        output = BaseModelOutputWithPast(last_hidden_state=x, cache=cache, hidden_states=hidden)
-        return output if return_dict in (None, True) else output.to_tuple()
+        output = BaseModelOutputWithPast(
+            last_hidden_state=x,
+            cache=cache,
+            hidden_states=(*hidden, x) if output_hidden_states else None,
+        )
+        return output if _as_dict(return_dict, self.config) else output.to_tuple()
+
+    def _wants_cache(self, use_cache: bool | None) -> bool:
+        """Whether to begin a cache, where none was given."""
+        wanted = self.config.use_cache if use_cache is None else use_cache
+        if wanted and self.gradient_checkpointing and self.training and torch.is_grad_enabled():
+            logger.warning_once("training with activation checkpointing begins no cache")
+            return False
+        return wanted
 
     def _arrangement(
         self,
@@ -168,13 +230,14 @@ class MeanbankModel(MeanbankPreTrainedModel):
         """Where the tokens of a call stand; ValueError where its arguments do not fit."""
         seen, last_ids, columns = (0,) * batch, (None,) * batch, 0
         if cache is not None:
-            _check_cache(cache, len(self.layers) + self.stem.carries, self.layer_key, batch)
+            check_cache(cache, self.new_cache(), batch)
             if cache.lengths:
                 seen, last_ids, columns = cache.lengths, cache.documents, cache.seen
-        mask = _new_columns(attention_mask, batch, columns, length)
-        _check_documents(document_ids, batch, length)
+        mask = new_columns(attention_mask, batch, columns, length)
+        check_documents(document_ids, batch, length)
         arrangement = arrange(seen, length, mask, document_ids, last_ids)
-        _check_positions(position_ids, arrangement)
+        if position_ids is not None:
+            check_positions(position_ids, arrangement)
         return arrangement
 
     def memory_nbytes_max(self, tokens: int, batch: int = 1) -> int:
@@ -202,19 +265,7 @@ class MeanbankModel(MeanbankPreTrainedModel):
                     f"{tuple(inputs_embeds.shape)}"
                 )
             return inputs_embeds.to(self.embedding.weight.dtype)
-        if input_ids.ndim != 2 or input_ids.numel() == 0:
-            raise ValueError(
-                f"input_ids must be (batch, tokens) with at least one token, got shape "
-                f"{tuple(input_ids.shape)}"
-            )
-        if input_ids.is_floating_point() or input_ids.dtype == torch.bool:
-            raise ValueError(f"input_ids must be integers, got {input_ids.dtype}")
-        low, high = (int(bound) for bound in input_ids.aminmax())
-        if low < 0 or high >= self.config.vocab_size:
-            wrong = low if low < 0 else high
-            raise ValueError(
-                f"token id {wrong} is outside the vocabulary (0 to {self.config.vocab_size - 1})"
-            )
+        check_token_ids(input_ids, self.config.vocab_size)
         return self.embedding(input_ids)
 
 
@@ -239,26 +290,30 @@ class MeanbankForCausalLM(MeanbankPreTrainedModel, GenerationMixin):
         inputs_embeds: Tensor | None = None,
         labels: Tensor | None = None,
         use_cache: bool | None = None,
+        output_hidden_states: bool | None = None,
         logits_to_keep: int | Tensor = 0,
         return_dict: bool | None = None,
         past_key_values: MeanbankCache | None = None,
         document_ids: Tensor | None = None,
+        num_items_in_batch: Tensor | int | None = None,
         **kwargs: Any,
     ) -> CausalLMOutputWithPast | tuple:
         """Logits (B, T or logits_to_keep, vocab_size); see `MeanbankModel.forward`.
 
         labels (B, T): as input_ids, -100 is ignored; they are shifted here, as in any Hugging
-        Face model, and the mean cross-entropy in nats is returned as `loss`.
+        Face model, and the mean cross-entropy in nats is returned as `loss`; given
+        num_items_in_batch, the sum divided by that (a trainer's count over accumulated batches).
         """
         output = self.model(
             input_ids=input_ids,
             attention_mask=attention_mask,
             position_ids=position_ids,
-            cache=_one_of(cache, past_key_values),
+            cache=one_of(cache, past_key_values),
             inputs_embeds=inputs_embeds,
             use_cache=use_cache,
             document_ids=document_ids,
-            output_hidden_states=kwargs.pop("output_hidden_states", None),
+            output_hidden_states=output_hidden_states,
+            return_dict=True,
             **kwargs,
         )
         x = output.last_hidden_state
@@ -266,24 +321,33 @@ class MeanbankForCausalLM(MeanbankPreTrainedModel, GenerationMixin):
             x = x[:, logits_to_keep]
         elif logits_to_keep:
             x = x[:, -logits_to_keep:]
-        logits = self.lm_head(x)
-        softcap = self.config.backbone_parts.logit_softcap
-        if softcap is not None:
-            precise = logits.to(torch.promote_types(logits.dtype, torch.float32))
-            logits = softcap * torch.tanh(precise / softcap)
+        logits = each_row(self._head, x)
         loss = None
         if labels is not None:
-            loss = self.loss_function(logits=logits, labels=labels, vocab_size=logits.shape[-1])
+            loss = self.loss_function(
+                logits=logits,
+                labels=labels,
+                vocab_size=logits.shape[-1],
+                num_items_in_batch=num_items_in_batch,
+            )
         result = CausalLMOutputWithPast(
             loss=loss, logits=logits, cache=output.cache, hidden_states=output.hidden_states
         )
-        return result if return_dict in (None, True) else result.to_tuple()
+        return result if _as_dict(return_dict, self.config) else result.to_tuple()
+
+    def _head(self, x: Tensor) -> Tensor:
+        logits = self.lm_head(x)
+        softcap = self.config.backbone_parts.logit_softcap
+        if softcap is None:
+            return logits
+        precise = logits.to(torch.promote_types(logits.dtype, torch.float32))
+        return softcap * torch.tanh(precise / softcap)
 
     def _prepare_cache_for_generation(
         self, generation_config, model_kwargs, generation_mode, batch_size, max_cache_length
     ) -> None:
         """Give `generate` our cache, whatever it would have made itself."""
-        given = _one_of(model_kwargs.get("cache"), model_kwargs.pop("past_key_values", None))
+        given = one_of(model_kwargs.get("cache"), model_kwargs.pop("past_key_values", None))
         implementation = generation_config.cache_implementation
         if implementation is not None:
             raise ValueError(
@@ -298,67 +362,5 @@ class MeanbankForCausalLM(MeanbankPreTrainedModel, GenerationMixin):
             model_kwargs["cache"] = given
 
 
-def _one_of(cache: Any, past_key_values: Any) -> MeanbankCache | None:
-    if cache is not None and past_key_values is not None and cache is not past_key_values:
-        raise ValueError("cache and past_key_values are two names of one argument; give one")
-    cache = past_key_values if cache is None else cache
-    if cache is not None and not isinstance(cache, MeanbankCache):
-        raise ValueError(f"the cache must be a MeanbankCache, got {type(cache).__name__}")
-    return cache
-
-
-IGNORED_KEYWORDS = {"num_items_in_batch", "output_attentions", "output_router_logits"}
-
-
-def _check_unknown(keywords: dict[str, Any]) -> None:
-    """Refuse what we do not know: silently dropped inputs give silently wrong results."""
-    if keywords.get("output_attentions"):
-        raise ValueError("output_attentions is not supported: attention weights are not kept")
-    for name, value in keywords.items():
-        if name not in IGNORED_KEYWORDS and value is not None:
-            raise ValueError(f"the model does not take {name!r}: it is not supported (yet)")
-
-
-def _check_cache(cache: MeanbankCache, num_states: int, layer_key: str, batch: int) -> None:
-    if len(cache.layers) != num_states:
-        raise ValueError(f"the cache has {len(cache.layers)} layers, the model {num_states}")
-    if cache.made_for not in (None, layer_key):
-        raise ValueError("the cache was made by a model with other layers; make a new one")
-    if cache.lengths and len(cache.lengths) != batch:
-        raise ValueError(f"the cache holds {len(cache.lengths)} sequences, the input {batch}")
-
-
-def _new_columns(mask: Tensor | None, batch: int, columns: int, length: int) -> Tensor | None:
-    """The part of an attention mask that belongs to the new tokens."""
-    if mask is None:
-        return None
-    if mask.ndim != 2 or mask.shape[0] != batch or mask.shape[1] not in (length, columns + length):
-        raise ValueError(
-            f"attention_mask must have shape ({batch}, {columns + length}), got {tuple(mask.shape)}"
-        )
-    return mask[:, -length:]
-
-
-def _check_documents(document_ids: Tensor | None, batch: int, length: int) -> None:
-    if document_ids is not None and document_ids.shape != (batch, length):
-        raise ValueError(
-            f"document_ids must have shape ({batch}, {length}), got {tuple(document_ids.shape)}"
-        )
-
-
-def _check_positions(position_ids: Tensor | None, arrangement: Arrangement) -> None:
-    if position_ids is None:
-        return
-    layout, length = arrangement.layout, arrangement.length
-    expected = layout.positions(position_ids.device).expand(layout.batch, layout.length)
-    given = position_ids.expand(layout.batch, -1) if position_ids.ndim else position_ids
-    wrong = given.shape[-1] != length
-    if not wrong:
-        given = arrangement.aligned(given)
-        differ = given != expected
-        wrong = bool((differ if arrangement.valid is None else differ & arrangement.valid).any())
-    if wrong:
-        raise ValueError(
-            "position_ids contradict the tokens seen: they must count each row's tokens, those in "
-            f"the cache ({', '.join(map(str, sorted(set(layout.seen))))}) included"
-        )
+def _as_dict(return_dict: bool | None, config: MeanbankConfig) -> bool | None:
+    return config.return_dict if return_dict is None else return_dict

@@ -104,6 +104,7 @@ class TimeMix(Mixer):
         new_state = TimeMixState(last, new_start, matrix, value_state)
         return self.output(output * gate), new_state
 
+    @torch.compiler.disable(reason="it loops over chunks and would unroll for each length")
     def _recur(
         self, inputs: list[Tensor], matrix: Tensor | None, layout: Layout
     ) -> tuple[Tensor, Tensor]:

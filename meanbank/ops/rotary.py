@@ -14,12 +14,14 @@ from torch import Tensor
 Pairing = Literal["interleaved", "half_split"]
 
 
-@functools.lru_cache(maxsize=64)
 def _frequencies(rotary_dim: int, theta: float, pairing: Pairing) -> Tensor:
     pairs = rotary_dim // 2
     if pairing == "interleaved":
         return theta ** -torch.linspace(0, 1, pairs, dtype=torch.float64)
     return theta ** -(torch.arange(pairs, dtype=torch.float64) / max(pairs, 1))
+
+
+_kept_frequencies = functools.lru_cache(maxsize=64)(_frequencies)
 
 
 def rotary_angles(
@@ -29,7 +31,8 @@ def rotary_angles(
 
     In fp64: long positions lose them in anything less.
     """
-    frequencies = _frequencies(rotary_dim, float(theta), pairing).to(positions.device)
+    make = _frequencies if torch.compiler.is_compiling() else _kept_frequencies
+    frequencies = make(rotary_dim, float(theta), pairing).to(positions.device)
     return positions.to(torch.float64)[..., None] * frequencies
 
 

@@ -57,7 +57,9 @@ class BankValues(ValueSource):
     def initialize_table(self, inputs, draw, shared=None):
         """What a fresh W_V, dropped afterwards, makes of the inputs of step 0 (section 3)."""
         table = shared if self.table is None else self.table
-        if table is None or getattr(table, "_is_hf_initialized", False):  # loaded from a file
+        if table is None or table.is_meta:  # has no numbers (yet)
+            return
+        if getattr(table, "_is_hf_initialized", False):  # loaded from a file
             return
         start = inputs()
         init.copy_(table, F.linear(start, draw(table.shape[1], start.shape[1]).to(start)))

@@ -86,12 +86,12 @@ def make_model(
     torch.manual_seed(0)
     query_heads, kv_heads = HEADS["heads" if memory == "rwkv7" else heads]
     config = MeanbankConfig(
-        vocab_size=40,
         hidden_size=24,
         num_attention_heads=query_heads,
         num_key_value_heads=kv_heads,
         head_dim=8,
         **{
+            "vocab_size": 40,
             "num_hidden_layers": layers,
             "value_head_dim": 6,
             "residual_scale": 1.0,

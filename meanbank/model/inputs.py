@@ -1,0 +1,92 @@
+"""What goes into a model: each check raises ValueError in one line."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from meanbank.model.arrangement import Arrangement
+from meanbank.model.cache import MeanbankCache
+
+
+def check_token_ids(input_ids: Tensor, vocabulary: int) -> None:
+    """Integers (B, T) within the vocabulary, at least one."""
+    if input_ids.ndim != 2 or input_ids.numel() == 0:
+        raise ValueError(
+            f"input_ids must be (batch, tokens) with at least one token, got shape "
+            f"{tuple(input_ids.shape)}"
+        )
+    if input_ids.is_floating_point() or input_ids.dtype == torch.bool:
+        raise ValueError(f"input_ids must be integers, got {input_ids.dtype}")
+    if torch.compiler.is_compiling():  # the look-up itself then checks
+        return
+    low, high = (int(bound) for bound in input_ids.aminmax())
+    if low < 0 or high >= vocabulary:
+        wrong = low if low < 0 else high
+        raise ValueError(f"token id {wrong} is outside the vocabulary (0 to {vocabulary - 1})")
+
+
+def one_of(cache: Any, past_key_values: Any) -> MeanbankCache | None:
+    if cache is not None and past_key_values is not None and cache is not past_key_values:
+        raise ValueError("cache and past_key_values are two names of one argument; give one")
+    cache = past_key_values if cache is None else cache
+    if cache is not None and not isinstance(cache, MeanbankCache):
+        raise ValueError(f"the cache must be a MeanbankCache, got {type(cache).__name__}")
+    return cache
+
+
+IGNORED_KEYWORDS = {"output_attentions", "output_router_logits"}
+
+
+def check_unknown(keywords: dict[str, Any]) -> None:
+    """Refuse what we do not know: silently dropped inputs give silently wrong results."""
+    if keywords.get("output_attentions"):
+        raise ValueError("output_attentions is not supported: attention weights are not kept")
+    for name, value in keywords.items():
+        if name not in IGNORED_KEYWORDS and value is not None:
+            raise ValueError(f"the model does not take {name!r}: it is not supported (yet)")
+
+
+def check_cache(cache: MeanbankCache, own: MeanbankCache, batch: int) -> None:
+    """own: an empty one of the model's."""
+    if len(cache.layers) != len(own.layers):
+        raise ValueError(f"the cache has {len(cache.layers)} layers, the model {len(own.layers)}")
+    if cache.made_for not in (None, own.made_for):
+        raise ValueError("the cache was made by a model with other layers; make a new one")
+    if cache.lengths and len(cache.lengths) != batch:
+        raise ValueError(f"the cache holds {len(cache.lengths)} sequences, the input {batch}")
+
+
+def new_columns(mask: Tensor | None, batch: int, columns: int, length: int) -> Tensor | None:
+    """The part of an attention mask that belongs to the new tokens."""
+    if mask is None:
+        return None
+    if mask.ndim != 2 or mask.shape[0] != batch or mask.shape[1] not in (length, columns + length):
+        raise ValueError(
+            f"attention_mask must have shape ({batch}, {columns + length}), got {tuple(mask.shape)}"
+        )
+    return mask[:, -length:]
+
+
+def check_documents(document_ids: Tensor | None, batch: int, length: int) -> None:
+    if document_ids is not None and document_ids.shape != (batch, length):
+        raise ValueError(
+            f"document_ids must have shape ({batch}, {length}), got {tuple(document_ids.shape)}"
+        )
+
+
+@torch.compiler.disable(reason="it raises or not, by what the tensor holds")
+def check_positions(position_ids: Tensor, arrangement: Arrangement) -> None:
+    layout, length = arrangement.layout, arrangement.length
+    expected = layout.positions(position_ids.device).expand(layout.batch, layout.length)
+    given = position_ids.expand(layout.batch, -1) if position_ids.ndim else position_ids
+    wrong = given.shape[-1] != length
+    if not wrong:
+        given = arrangement.aligned(given)
+        differ = given != expected
+        wrong = bool((differ if arrangement.valid is None else differ & arrangement.valid).any())
+    if wrong:
+        raise ValueError(
+            "position_ids contradict the tokens seen: they must count each row's tokens, those in "
+            f"the cache ({', '.join(map(str, sorted(set(layout.seen))))}) included"
+        )
