@@ -166,7 +166,8 @@ class MeanbankModel(MeanbankPreTrainedModel):
         they change, also from call to call, a document begins, which sees nothing before itself;
         the cache then holds the last one. position_ids, if given, must be those that follow.
         `cache` and its older name `past_key_values` are the same. Raises ValueError otherwise.
-        hidden_states: x0, then the stream after each block, the last one normalised.
+
+        Of the output, hidden_states are x0, then the stream after each block, the last normalised.
         """
         check_unknown(kwargs)
         cache = one_of(cache, past_key_values)
