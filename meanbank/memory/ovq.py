@@ -12,10 +12,10 @@ from transformers import initialization as init
 from meanbank.core.conventions import Conventions
 from meanbank.core.flops import Flops
 from meanbank.core.geometry import Geometry
-from meanbank.core.precision import accumulator_dtype
 from meanbank.memory.base import MemoryConfig
 from meanbank.memory.budgets import Budget, Saturating
 from meanbank.memory.operator import OperatorMemory
+from meanbank.ops.attention import BlockRule
 from meanbank.ops.ovq import OVQMemory, ovq_attention
 
 
@@ -48,14 +48,14 @@ class OVQAttention(OperatorMemory):
     """Parameter: one temperature a query head."""
 
     def __init__(self, config: OVQ, geometry: Geometry) -> None:
-        super().__init__(geometry)
+        super().__init__(geometry, BlockRule(config.chunk_size, 1))
         self.config = config
         self.temperature = nn.Parameter(torch.ones(geometry.num_heads))
 
     def initialize(self) -> None:
         init.ones_(self.temperature)
 
-    def attend(self, query, key, value, gate_input, memory):
+    def attend(self, query, key, value, gate, memory):
         attended = ovq_attention(
             query,
             key,
@@ -68,15 +68,14 @@ class OVQAttention(OperatorMemory):
         )
         return cast(tuple[Tensor, OVQMemory], attended)
 
-    def dictionary_rows(self, tokens: int) -> int:
-        """Rows of the dictionary within the first `tokens` tokens."""
+    def older_rows_max(self, tokens: int) -> int:
         swallowed = (tokens - 1) // self.config.chunk_size * self.config.chunk_size
         if swallowed <= 0:
             return 0
         return max(1, min(math.floor(self.config.budget(swallowed)), swallowed))
 
     def rows_max(self, tokens: int) -> int:
-        return self.dictionary_rows(tokens) + min(tokens, self.config.chunk_size)
+        return self.older_rows_max(tokens) + min(tokens, self.config.chunk_size)
 
     def schedule(self, tokens: int) -> Iterator[tuple[int, int, int]]:
         """Tokens seen, rows before and rows after, for each update within the first tokens."""
@@ -97,10 +96,3 @@ class OVQAttention(OperatorMemory):
             pairs += rows * min(chunk, tokens - seen)
             similarities += before * (chunk if seen > chunk else chunk - 1)
         return self.read_flops(pairs) + self.similarity_flops(similarities)
-
-    def nbytes_max(self, tokens: int, batch: int, dtype: torch.dtype, value_nbytes: int) -> int:
-        heads, precise = self.geometry.num_kv_heads, accumulator_dtype(dtype).itemsize
-        row = heads * (self.geometry.key_dim + self.geometry.value_dim + 1) * precise
-        exact = self.key_nbytes(dtype) + value_nbytes
-        pending = min(tokens, self.config.chunk_size)
-        return batch * (self.dictionary_rows(tokens) * row + pending * exact)

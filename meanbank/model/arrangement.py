@@ -38,18 +38,23 @@ class Arrangement:
 
 
 def arrange(
-    seen: tuple[int, ...], length: int, mask: Tensor | None, document_ids: Tensor | None
+    seen: tuple[int, ...],
+    length: int,
+    mask: Tensor | None,
+    document_ids: Tensor | None,
+    undo: int = 0,
 ) -> Arrangement:
     """The arrangement of `length` columns after `seen` tokens of each row.
 
     mask: (B, length), false at padding, which may stand anywhere; document_ids: (B, length), which
-    change where a document begins. A row's first document goes on from what it has seen.
+    change where a document begins. A row's first document goes on from what it has seen. undo: see
+    `Layout`.
     """
     valid = torch.ones(len(seen), length, dtype=torch.bool)
     if mask is not None:
         valid = mask.to("cpu", torch.bool)
     if bool(valid.all()) and document_ids is None:
-        return Arrangement(Layout.ragged(seen, [[length]] * len(seen)), length)
+        return Arrangement(Layout.ragged(seen, [[length]] * len(seen), undo), length)
     counts = valid.sum(dim=1)
     device = None if mask is None else mask.device
     if document_ids is None:
@@ -60,7 +65,7 @@ def arrange(
             torch.unique_consecutive(ids[row][valid[row]], return_counts=True)[1].tolist()
             for row in range(len(seen))
         ]
-    layout = Layout.ragged(seen, documents)
+    layout = Layout.ragged(seen, documents, undo)
     if bool(valid.all()):
         return Arrangement(layout, length)
     width = layout.length

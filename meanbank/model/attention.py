@@ -11,6 +11,7 @@ from meanbank.core.flops import Flops, linear_flops
 from meanbank.core.geometry import Geometry, merge_heads
 from meanbank.core.layout import Layout
 from meanbank.core.state import State, gathered, rows_of
+from meanbank.core.tail import tail_nbytes
 from meanbank.core.values import Values
 from meanbank.memory import Memory
 from meanbank.model.backbone import Backbone
@@ -111,10 +112,11 @@ class SoftmaxAttention(Mixer):
     def publish(self, start: Tensor, context: Context, state: AttentionState | None) -> Tensor:
         return self.values.publish(start, start, context)
 
-    def state_nbytes_max(self, tokens: int, batch: int, dtype: torch.dtype) -> int:
+    def state_nbytes_max(self, tokens: int, batch: int, dtype: torch.dtype, undo: int = 0) -> int:
         stored = self.values.stored_nbytes(dtype)
-        tail = (self.address.tail_width + self.values.tail_width) * dtype.itemsize
-        return self.memory.nbytes_max(tokens, batch, dtype, stored) + batch * tail
+        width = self.address.tail_width + self.values.tail_width
+        tail = batch * tail_nbytes(width, tokens, dtype, undo)
+        return self.memory.nbytes_max(tokens, batch, dtype, stored, undo) + tail
 
     def flops_by_part(self, tokens: int) -> dict[str, Flops]:
         return {

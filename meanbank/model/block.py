@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from meanbank.core.context import Context
 from meanbank.core.state import State
+from meanbank.core.tail import Tail, tail_nbytes
 from meanbank.model.attention import SoftmaxAttention
 from meanbank.model.config import MeanbankConfig
 from meanbank.model.layers import MLP
@@ -29,10 +30,10 @@ def make_blocks(config: MeanbankConfig) -> nn.ModuleList:
 
 @dataclasses.dataclass(frozen=True)
 class BlockState(State):
-    """Everything one block carries from call to call; mlp (B, 1, hidden_size) is its shift tail."""
+    """Everything one block carries from call to call; mlp is its shift tail."""
 
     attention: State
-    mlp: Tensor | None
+    mlp: Tail | None
 
 
 class Block(nn.Module):
@@ -78,7 +79,8 @@ class Block(nn.Module):
         """Fill a table over token ids from x0 of every token id alone (vocabulary, hidden_size)."""
         self.attention.initialize_table(lambda: self.attention_norm(x0()), draw, shared)
 
-    def state_nbytes_max(self, tokens: int, batch: int, dtype: torch.dtype) -> int:
-        """A bound on the bytes that its state holds within the first `tokens` tokens."""
-        mlp = batch * self.mlp.tail_width * dtype.itemsize
-        return self.attention.state_nbytes_max(tokens, batch, dtype) + mlp
+    def state_nbytes_max(self, tokens: int, batch: int, dtype: torch.dtype, undo: int = 0) -> int:
+        """A bound on the bytes that its state holds within the first `tokens` tokens, where `undo`
+        of them can be forgotten."""
+        mlp = batch * tail_nbytes(self.mlp.tail_width, tokens, dtype, undo)
+        return self.attention.state_nbytes_max(tokens, batch, dtype, undo) + mlp

@@ -10,10 +10,12 @@ from transformers import initialization as init
 from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutputWithPast
 
 from meanbank.core.context import Context
+from meanbank.memory.operator import OperatorMemory
 from meanbank.model.arrangement import Arrangement, arrange
+from meanbank.model.attention import SoftmaxAttention
 from meanbank.model.backbone import StartValues
 from meanbank.model.block import Block, make_blocks
-from meanbank.model.cache import MeanbankCache
+from meanbank.model.cache import UNDO, MeanbankCache
 from meanbank.model.config import MeanbankConfig
 from meanbank.model.initialization import PLAIN, initialize_backbone
 
@@ -75,7 +77,13 @@ class MeanbankModel(MeanbankPreTrainedModel):
 
     def new_cache(self) -> MeanbankCache:
         """An empty cache for this model."""
-        return MeanbankCache(len(self.layers) + self.stem.carries)
+        chunks = [
+            block.attention.memory.window.size
+            for block in cast(Iterable[Block], self.layers)
+            if isinstance(block.attention, SoftmaxAttention)
+            and isinstance(block.attention.memory, OperatorMemory)
+        ]
+        return MeanbankCache(len(self.layers) + self.stem.carries, max([UNDO, *chunks]))
 
     def get_input_embeddings(self) -> nn.Module:
         return self.embedding
@@ -124,7 +132,8 @@ class MeanbankModel(MeanbankPreTrainedModel):
         columns = 0 if cache is None else cache.seen
         mask = _new_columns(attention_mask, batch, columns, length)
         _check_documents(document_ids, batch, length)
-        arrangement = arrange(seen, length, mask, document_ids)
+        undo = 0 if cache is None else cache.undo
+        arrangement = arrange(seen, length, mask, document_ids, undo)
         layout = arrangement.layout
         _check_positions(position_ids, arrangement)
         embedded = arrangement.aligned(embedded)
@@ -149,14 +158,14 @@ class MeanbankModel(MeanbankPreTrainedModel):
         output = BaseModelOutputWithPast(last_hidden_state=x, cache=cache, hidden_states=hidden)
         return output if return_dict in (None, True) else output.to_tuple()
 
-    def memory_nbytes_max(self, tokens: int, batch: int = 1) -> int:
+    def memory_nbytes_max(self, tokens: int, batch: int = 1, undo: int = 0) -> int:
         """Most bytes that a cache of this model holds within the first `tokens` tokens.
 
-        In closed form and in the model's dtype; bank tables are parameters and not in it.
+        undo: the tokens that it can forget again, see `MeanbankCache.crop`. In closed form and in
+        the model's dtype; bank tables are parameters and not in it.
         """
-        blocks = cast(Iterable[Block], self.layers)
-        stem = self.stem.state_nbytes(batch, self.dtype)
-        return stem + sum(block.state_nbytes_max(tokens, batch, self.dtype) for block in blocks)
+        parts: list[Any] = [self.stem, *self.layers]
+        return sum(part.state_nbytes_max(tokens, batch, self.dtype, undo) for part in parts)
 
     def _embed(self, input_ids: Tensor | None, inputs_embeds: Tensor | None) -> Tensor:
         if (input_ids is None) == (inputs_embeds is None):
@@ -259,6 +268,8 @@ class MeanbankForCausalLM(MeanbankPreTrainedModel, GenerationMixin):
             )
         if given is None and generation_config.use_cache is not False:
             given = self.model.new_cache()
+            if generation_config.is_assistant:  # a draft is taken back where it was wrong
+                given.activate_past_recording()
         elif given is not None:
             given._is_user_defined = True  # pyright: ignore[reportAttributeAccessIssue]
         if given is not None:

@@ -1,0 +1,54 @@
+"""Tail: the last tokens of each row, which the next call looks back on."""
+
+import dataclasses
+
+import torch
+from torch import Tensor
+
+from meanbank.core.state import State
+
+
+@dataclasses.dataclass(frozen=True)
+class Tail(State):
+    """The last token of each row and, where calls may be undone, some before it.
+
+    tokens: (B, n, W), right-aligned, zeros before those held.
+    depths: for each row, how many of its last tokens can be forgotten.
+    """
+
+    tokens: Tensor
+    depths: tuple[int, ...]
+
+    @property
+    def last(self) -> Tensor:
+        """The last token of each row, (B, 1, W)."""
+        return self.tokens[:, -1:]
+
+    @property
+    def undoable(self) -> int:
+        return min(self.depths)
+
+    def select(self, rows: Tensor) -> "Tail":
+        tokens = self.tokens.index_select(0, rows.to(self.tokens.device))
+        return Tail(tokens, tuple(self.depths[row] for row in rows.tolist()))
+
+    def repeat(self, times: int) -> "Tail":
+        depths = tuple(depth for depth in self.depths for _ in range(times))
+        return Tail(self.tokens.repeat_interleave(times, dim=0), depths)
+
+    def crop(self, tokens: int) -> "Tail":
+        self.check_crop(tokens)
+        kept = self.tokens.shape[1] - tokens
+        return Tail(self.tokens[:, :kept].clone(), tuple(depth - tokens for depth in self.depths))
+
+    def limited(self, tokens: int) -> "Tail":
+        if max(self.depths) <= tokens:
+            return self
+        depths = tuple(min(depth, tokens) for depth in self.depths)
+        return Tail(self.tokens[:, -1 - max(depths) :].clone(), depths)
+
+
+def tail_nbytes(width: int, tokens: int, dtype: torch.dtype, undo: int) -> int:
+    """Most bytes of a sequence's tail of W = width within the first `tokens` tokens, where `undo`
+    of them can be forgotten."""
+    return width * min(tokens, 1 + undo) * dtype.itemsize
