@@ -17,6 +17,15 @@ hypothesis_settings.register_profile("meanbank", deadline=None, derandomize=True
 hypothesis_settings.load_profile("meanbank")
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--runslow", action="store_true", help="run what is marked slow, too")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if config.getoption("--runslow"):
+        config.option.markexpr = ""
+
+
 @pytest.fixture(autouse=True)
 def seeded() -> None:
     """The same random numbers in every test, whatever ran before."""

@@ -12,12 +12,15 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from meanbank.core.tail import Tail
+
 
 @dataclasses.dataclass(frozen=True)
 class Span:
     """`length` new tokens of each of some rows that follow `seen` earlier ones.
 
-    rows: their indices in the batch, None for all; start: the column of the first token.
+    rows: their indices in the batch, None for all; start: the column of the first token; undo: how
+    many tokens, at most, the state after this call has to be able to forget again.
     Positions come from tokens seen, never from how many rows a memory holds.
     """
 
@@ -25,6 +28,7 @@ class Span:
     length: int
     rows: tuple[int, ...] | None = None
     start: int = 0
+    undo: int = 0
 
     @property
     def total(self) -> int:
@@ -47,16 +51,18 @@ class Layout:
 
     Tokens of a row are left-aligned: its spans follow each other from column 0, and only the first
     of them goes on from what the row has seen before; each later one begins a document.
+    undo: how many tokens, at most, the states after this call have to be able to forget again.
     """
 
     seen: tuple[int, ...]  # by each row before this call
     length: int
     spans: tuple[Span, ...]
+    undo: int = 0
 
     @classmethod
-    def uniform(cls, batch: int, seen: int, length: int) -> "Layout":
+    def uniform(cls, batch: int, seen: int, length: int, undo: int = 0) -> "Layout":
         """Every row reads `length` tokens after `seen`."""
-        return cls((seen,) * batch, length, (Span(seen, length),))
+        return cls((seen,) * batch, length, (Span(seen, length, undo=undo),), undo)
 
     @property
     def batch(self) -> int:
@@ -68,6 +74,7 @@ class Layout:
         seen: Sequence[int],
         documents: Sequence[Sequence[int]],
         goes_on: Sequence[bool] | None = None,
+        undo: int = 0,
     ) -> "Layout":
         """Row r, which has seen seen[r] tokens, reads documents of lengths documents[r].
 
@@ -77,7 +84,7 @@ class Layout:
         length = max(1, *(sum(lengths) for lengths in documents))
         first = [n if goes_on is None or goes_on[row] else 0 for row, n in enumerate(seen)]
         if len(set(first)) == 1 and all(list(lengths) == [length] for lengths in documents):
-            return cls.uniform(len(seen), first[0], length)
+            return cls.uniform(len(seen), first[0], length, undo)
         rows: dict[tuple[int, int, int], list[int]] = {}
         for row, lengths in enumerate(documents):
             start = 0
@@ -86,8 +93,10 @@ class Layout:
                     key = (start, first[row] if number == 0 else 0, count)
                     rows.setdefault(key, []).append(row)
                 start += count
-        spans = (Span(before, n, tuple(r), at) for (at, before, n), r in sorted(rows.items()))
-        return cls(tuple(seen), length, tuple(spans))
+        spans = (
+            Span(before, n, tuple(held), at, undo) for (at, before, n), held in sorted(rows.items())
+        )
+        return cls(tuple(seen), length, tuple(spans), undo)
 
     @property
     def is_uniform(self) -> bool:
@@ -104,7 +113,7 @@ class Layout:
                 lengths[row] = max(lengths[row], span.stop)
         return tuple(lengths)
 
-    @property
+    @functools.cached_property
     def total(self) -> tuple[int, ...]:
         """Tokens seen by each row after this call, in its last document."""
         if self.is_uniform:
@@ -124,15 +133,15 @@ class Layout:
             positions[list(span.rows or ()), span.start : span.stop] = span.positions()
         return positions.to(device)
 
-    def before(self, x: Tensor, carried: Tensor | None, *, zero: bool) -> Tensor:
+    def before(self, x: Tensor, carried: Tail | None, *, zero: bool) -> Tensor:
         """What stands before each token of x (B, T, W): the token before it in its document.
 
-        carried: (B, 1, W) the last token of each row's last call, None at the start. Before a
+        carried: what `last` gave after each row's last call, None at the start. Before a
         document's first token stands zero, or that token itself.
         """
         first = torch.zeros_like(x[:, :1]) if zero else x[:, :1]
         if carried is not None and self.is_uniform and self.spans[0].seen:
-            first = carried.to(x.dtype)
+            first = carried.last.to(x.dtype)
         before = torch.cat([first, x[:, :-1]], dim=1)
         if self.is_uniform:
             return before
@@ -145,16 +154,59 @@ class Layout:
                 begins[list(span.rows or ()), span.start] = True
         before = torch.where(begins.to(x.device), 0.0 if zero else x, before)
         if carried is not None:
-            old = torch.where(goes_on.to(x.device), carried.to(x.dtype), before[:, :1])
+            old = torch.where(goes_on.to(x.device), carried.last.to(x.dtype), before[:, :1])
             before = torch.cat([old, before[:, 1:]], dim=1)
         return before
 
-    def last(self, x: Tensor, carried: Tensor | None) -> Tensor:
-        """The last token of each row of x (B, T, W), or what it carried where it reads none."""
+    def last(self, x: Tensor, carried: Tail | None) -> Tail:
+        """The last token of each row of x (B, T, W), or what it carried where it reads none; and
+        as many before it as it takes to forget `undo` tokens."""
+        depths = tuple(min(depth, self.undo) for depth in self._depths(carried))
+        held = [min(depth + 1, total) for depth, total in zip(depths, self.total, strict=True)]
+        return Tail(self._ends(x, carried, held, at_least=1), depths)
+
+    def extended(self, x: Tensor, carried: Tail | None) -> Tail:
+        """The tokens of x (B, T, W) after all those carried, of each row's last document."""
+        depths = self._depths(carried)
+        return Tail(self._ends(x, carried, depths), depths)
+
+    def _depths(self, carried: Tail | None) -> tuple[int, ...]:
+        """How many of each row's last tokens can be told from what is carried and new."""
+        old = (0,) * self.batch if carried is None else carried.depths
+        return tuple(
+            total if begins else depth + new
+            for total, begins, depth, new in zip(
+                self.total, self.begins, old, self.lengths, strict=True
+            )
+        )
+
+    @functools.cached_property
+    def begins(self) -> tuple[bool, ...]:
+        """Whether each row's last document begins in this call."""
         if self.is_uniform:
-            return x[:, -1:].clone()
-        index = torch.tensor(self.lengths, device=x.device)[:, None, None]
-        last = x.gather(1, (index - 1).clamp_min(0).expand(-1, 1, x.shape[2]))
-        if carried is None:
-            return last
-        return torch.where(index > 0, last, carried.to(x.dtype))
+            return (self.spans[0].seen == 0,) * self.batch
+        begins = [False] * self.batch
+        for span in self.spans:  # sorted by column: the last one of a row stays
+            for row in span.rows or ():
+                begins[row] = span.seen == 0
+        return tuple(begins)
+
+    def _ends(
+        self, x: Tensor, carried: Tail | None, held: Sequence[int], at_least: int = 0
+    ) -> Tensor:
+        """The last held[r] tokens of each row, of those carried and x: right-aligned, zeros before.
+
+        Tokens of x (B, T, W) are left-aligned; returns (B, max(held), W).
+        """
+        width, old = max(at_least, *held), 0
+        if carried is not None and not (self.is_uniform and width <= self.length):
+            x = torch.cat([carried.tokens.to(x.dtype), x], dim=1)
+            old = carried.tokens.shape[1]
+        if self.is_uniform:
+            return x[:, x.shape[1] - width :].clone()
+        back = torch.arange(width, 0, -1)  # distances from the end
+        index = old + torch.tensor(self.lengths)[:, None] - back
+        there = back <= torch.tensor(held)[:, None]
+        index = index.clamp_min(0)[..., None].expand(-1, -1, x.shape[2])
+        ends = x.gather(1, index.to(x.device))
+        return ends.masked_fill(~there[..., None].to(x.device), 0)

@@ -13,7 +13,39 @@ class State:
 
     The operations below are all a cache needs, so they are written here once and no memory has to
     repeat them. They return new states; nothing is changed in place.
+
+    Forgetting tokens needs to know which numbers belong to which tokens. A state that only holds
+    other states forgets what they do; one with tensors of its own forgets nothing, unless it says
+    how: `undoable`, `crop`, and `limited` where it keeps a record for that.
     """
+
+    @property
+    def undoable(self) -> int:
+        """How many of the last tokens, at most, `crop` can make every row forget."""
+        parts = list(_parts(self))
+        if any(isinstance(part, Tensor) for part in parts):
+            return 0
+        return min((part.undoable for part in parts), default=0)
+
+    def crop(self, tokens: int) -> Self:
+        """The state that never saw the last `tokens` tokens of each row; fewer can be undone then.
+
+        Some row must have seen more. Raises ValueError for more than `undoable`.
+        """
+        self.check_crop(tokens)
+        return _rebuild(self, lambda tensor: tensor, lambda state: state.crop(tokens))
+
+    def limited(self, tokens: int) -> Self:
+        """The same without what is only kept to undo more than `tokens` tokens."""
+        return _rebuild(self, lambda tensor: tensor, lambda state: state.limited(tokens))
+
+    def check_crop(self, tokens: int) -> None:
+        """Raise ValueError unless the last `tokens` tokens can be forgotten."""
+        if not 0 <= tokens <= self.undoable:
+            raise ValueError(
+                f"{tokens} tokens cannot be forgotten here, only 0 to {self.undoable}: "
+                f"{type(self).__name__} has no record of more"
+            )
 
     registered: ClassVar[dict[str, type["State"]]] = {}  # the classes that a file may name
 
@@ -75,6 +107,20 @@ class State:
 
 def _map(node: Any, function: Callable[[Tensor], Tensor]) -> Any:
     return _rebuild(node, function, lambda state: _map(state, function))
+
+
+def _parts(node: Any) -> Iterator[Any]:
+    """The tensors and states that a state holds itself."""
+
+    def found(item: Any) -> Iterator[Any]:
+        if isinstance(item, (Tensor, State)):
+            yield item
+        elif isinstance(item, tuple):
+            for part in item:
+                yield from found(part)
+
+    for field in dataclasses.fields(node):
+        yield from found(getattr(node, field.name))
 
 
 def _rebuild(
@@ -144,30 +190,41 @@ def _shape(node: Any) -> Any:
 class RowStates(State):
     """States of batch rows that are at different places.
 
-    batch: rows in all; rows[i]: those that states[i] holds, ascending. A row that has seen nothing
-    is in none.
+    batch: rows in all; rows[i]: those that states[i] holds, ascending, which have seen seen[i]
+    tokens. A row that has seen nothing is in none.
     """
 
     batch: int
     rows: tuple[tuple[int, ...], ...]
+    seen: tuple[int, ...]
     states: tuple[State, ...]
 
-    def select(self, rows: Tensor) -> Any:
-        """See `State.select`; rows that are all at one place are no longer told apart."""
-        wanted, chosen, kept = rows.tolist(), [], []
-        for held, state in zip(self.rows, self.states, strict=True):
+    def select(self, rows: Tensor) -> State:  # pyright: ignore[reportIncompatibleMethodOverride]
+        wanted, chosen, places, kept = rows.tolist(), [], [], []
+        for held, seen, state in zip(self.rows, self.seen, self.states, strict=True):
             where = {row: local for local, row in enumerate(held)}
             new = tuple(at for at, row in enumerate(wanted) if row in where)
             if new:
                 local = torch.tensor([where[wanted[at]] for at in new])
                 chosen.append(new)
+                places.append(seen)
                 kept.append(state.select(local))
         if len(chosen) == 1 and len(chosen[0]) == len(wanted):
-            return kept[0]
-        return RowStates(len(wanted), tuple(chosen), tuple(kept))
+            return kept[0]  # all rows are at one place
+        return RowStates(len(wanted), tuple(chosen), tuple(places), tuple(kept))
 
-    def repeat(self, times: int) -> Any:
+    def repeat(self, times: int) -> State:  # pyright: ignore[reportIncompatibleMethodOverride]
         return self.select(torch.arange(self.batch).repeat_interleave(times))
+
+    def crop(self, tokens: int) -> "RowStates":
+        self.check_crop(tokens)
+        left = [
+            (rows, seen - tokens, state.crop(tokens))
+            for rows, seen, state in zip(self.rows, self.seen, self.states, strict=True)
+            if seen > tokens  # else the rows have seen nothing then
+        ]
+        rows, seen, states = zip(*left, strict=True)
+        return RowStates(self.batch, rows, seen, states)
 
 
 def rows_of(state: Any, rows: tuple[int, ...]) -> Any:
@@ -184,11 +241,17 @@ def rows_of(state: Any, rows: tuple[int, ...]) -> Any:
 
 
 def gathered(batch: int, parts: dict[int, list[tuple[tuple[int, ...], Any]]]) -> Any:
-    """One state from those of disjoint rows, by place: whole where all rows are at one."""
+    """One state from those of disjoint rows, by place: whole where all rows are at one.
+
+    Of rows at one place, all can undo what each of them can.
+    """
     rows, states = [], []
     for pieces in parts.values():
         held = [row for piece, _ in pieces for row in piece]
-        state = pieces[0][1] if len(pieces) == 1 else join([state for _, state in pieces])
+        state = pieces[0][1]
+        if len(pieces) > 1:
+            undoable = min(state.undoable for _, state in pieces)
+            state = join([state.limited(undoable) for _, state in pieces])
         order = sorted(range(len(held)), key=held.__getitem__)
         if order != list(range(len(held))):
             state = state.select(torch.tensor(order))
@@ -196,7 +259,7 @@ def gathered(batch: int, parts: dict[int, list[tuple[tuple[int, ...], Any]]]) ->
         states.append(state)
     if len(rows) == 1 and len(rows[0]) == batch:
         return states[0]
-    return RowStates(batch, tuple(rows), tuple(states))
+    return RowStates(batch, tuple(rows), tuple(parts), tuple(states))
 
 
 def joined_by_place(states: Sequence[Any], seen: Sequence[tuple[int, ...]]) -> Any:
@@ -229,7 +292,9 @@ def by_place(state: Any, seen: tuple[int, ...]) -> Iterator[tuple[int, int, Any]
         if count:
             wanted.setdefault(count, []).append(row)
     held = sorted(list(rows) for rows, _ in parts)
-    if state.batch != len(seen) or held != sorted(wanted.values()) or held == [[*range(len(seen))]]:
+    right = held == sorted(wanted.values()) and held != [[*range(len(seen))]]
+    right = right and state.seen == tuple(seen[rows[0]] for rows in state.rows)
+    if state.batch != len(seen) or not right:
         raise ValueError("its rows are not those of the batch, place by place")
     for rows, part in parts:
         yield len(rows), seen[rows[0]], part
@@ -255,6 +320,12 @@ def check_tensors(state: Any, kind: type[State], **expected: Tensor | tuple[int,
         kinds = tensor.is_floating_point(), like.is_floating_point()
         if not all(kinds) and tensor.dtype != like.dtype:
             raise ValueError(f"{name} must not be of {tensor.dtype}")
+
+
+def check_records_nothing(holds: bool) -> None:
+    """Raise ValueError unless a state keeps nothing that is only there to forget tokens."""
+    if not holds:
+        raise ValueError("a record of past tokens is not expected here")
 
 
 def check_at_least(name: str, tensor: Tensor, least: float) -> None:

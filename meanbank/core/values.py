@@ -6,6 +6,7 @@ values, what has to be stored to have them again later, and the same values prec
 
 import abc
 import dataclasses
+from collections.abc import Sequence
 
 import torch
 import torch.nn.functional as F
@@ -23,7 +24,10 @@ class Values(abc.ABC):
 
     @abc.abstractmethod
     def stored(self, index: Tensor | None = None) -> Tensor:
-        """What a state keeps of the tokens `index` (all by default): one tensor, batch first."""
+        """What a state keeps of the tokens `index` (all by default): one tensor, batch first.
+
+        Its tokens stand in dimension 1 if it has two dimensions, else in the last but one.
+        """
 
     @abc.abstractmethod
     def part(self, rows: Tensor, start: int, stop: int) -> "Values":
@@ -83,3 +87,19 @@ class BankedValues(Values):
             return self
         ids = torch.cat([stored.to(self.token_ids.dtype), self.token_ids], dim=1)
         return dataclasses.replace(self, token_ids=ids)
+
+
+def token_dim(stored: Tensor) -> int:
+    """The dimension in which the tokens of stored values stand."""
+    return 1 if stored.ndim == 2 else stored.ndim - 2
+
+
+def joined(stored: Sequence[Tensor], count: int) -> Tensor:
+    """The first `count` tokens of stored values that follow each other, without spare storage."""
+    dim = token_dim(stored[0])
+    return torch.cat(list(stored), dim).narrow(dim, 0, count).clone()
+
+
+def selected(stored: Tensor, index: Tensor) -> Tensor:
+    """The tokens `index` of stored values."""
+    return stored.index_select(token_dim(stored), index.to(stored.device))

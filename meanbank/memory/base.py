@@ -61,8 +61,9 @@ class Memory(nn.Module, abc.ABC):
 
         query (B, H, T, Dk) and key (B, Hkv, T, Dk) after rotary positions; values of the same
         tokens; gate_input (B, T, hidden_size), what the layer saw; state: what the last call
-        returned, None at the start of a sequence; span: where the tokens stand. Returns
-        (B, H, T, Dv) and the new state; the old one stays valid.
+        returned, None at the start of a sequence; span: where the tokens stand, and how many of
+        them the new state has to be able to forget. Returns (B, H, T, Dv) and the new state; the
+        old one stays valid.
         """
 
     def initialize(self) -> None:
@@ -78,10 +79,13 @@ class Memory(nn.Module, abc.ABC):
         """A bound on the key/value rows that a query reads within the first `tokens` tokens."""
 
     @abc.abstractmethod
-    def nbytes_max(self, tokens: int, batch: int, dtype: torch.dtype, value_nbytes: int) -> int:
+    def nbytes_max(
+        self, tokens: int, batch: int, dtype: torch.dtype, value_nbytes: int, undo: int = 0
+    ) -> int:
         """A bound on the bytes that its state holds within the first `tokens` tokens.
 
-        value_nbytes: what the value source stores for one token of one sequence.
+        value_nbytes: what the value source stores for one token of one sequence; undo: how many
+        tokens the state can forget again.
         """
 
     @abc.abstractmethod

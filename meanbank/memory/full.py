@@ -8,6 +8,7 @@ from torch import Tensor
 from meanbank.core.flops import Flops
 from meanbank.core.geometry import Geometry
 from meanbank.core.state import State, check_tensors
+from meanbank.core.values import joined
 from meanbank.memory.base import Memory, MemoryConfig
 from meanbank.ops.attention import full_attention
 
@@ -26,6 +27,15 @@ class FullState(State):
 
     key: Tensor
     values: Tensor
+
+    @property
+    def undoable(self) -> int:
+        return self.key.shape[2]
+
+    def crop(self, tokens: int) -> "FullState":
+        self.check_crop(tokens)
+        left = self.undoable - tokens
+        return FullState(self.key[:, :, :left].clone(), joined([self.values], left))
 
 
 class FullMemory(Memory):
@@ -46,5 +56,7 @@ class FullMemory(Memory):
     def flops(self, tokens: int) -> Flops:
         return self.read_flops(tokens * (tokens + 1) // 2)
 
-    def nbytes_max(self, tokens: int, batch: int, dtype: torch.dtype, value_nbytes: int) -> int:
+    def nbytes_max(
+        self, tokens: int, batch: int, dtype: torch.dtype, value_nbytes: int, undo: int = 0
+    ) -> int:
         return batch * tokens * (self.key_nbytes(dtype) + value_nbytes)

@@ -110,7 +110,7 @@ class KeyValueMeans(OperatorMemory):
     """Parameters: LN_s, the merge gate's projection and two temperatures a head."""
 
     def __init__(self, config: KVM, geometry: Geometry) -> None:
-        super().__init__(geometry)
+        super().__init__(geometry, BlockRule(config.chunk_size, config.window_chunks))
         self.config = config
         self.norm = nn.LayerNorm(geometry.key_dim, eps=1e-5)
         self.gate = None
@@ -121,12 +121,12 @@ class KeyValueMeans(OperatorMemory):
             self.state_temperature = nn.Parameter(torch.ones(geometry.num_heads))
             self.window_temperature = nn.Parameter(torch.ones(geometry.num_heads))
 
-    def attend(self, query, key, value, gate_input, memory):
+    def attend(self, query, key, value, gate, memory):
         attended = kvm_attention(
             query,
             key,
             value,
-            self.merge_gate(gate_input),
+            gate,
             norm_weight=self.norm.weight,
             norm_bias=self.norm.bias,
             state_temperature=self.state_temperature,
@@ -144,8 +144,8 @@ class KeyValueMeans(OperatorMemory):
             if temperature is not None:
                 init.ones_(temperature)
 
-    def merge_gate(self, x: Tensor) -> Tensor | None:
-        """`1 + ELU(x W_g)` in fp32 or better: (B, T, hidden_size) -> (B, Hkv, T)."""
+    def gates(self, x: Tensor) -> Tensor | None:
+        """Merge gates `1 + ELU(x W_g)` in fp32 or better: (B, T, hidden_size) -> (B, Hkv, T)."""
         if self.gate is None:
             return None
         precise = accumulator_dtype(x.dtype)
@@ -156,8 +156,7 @@ class KeyValueMeans(OperatorMemory):
     def exact_tokens(self) -> int:
         return self.config.window_chunks * self.config.chunk_size
 
-    def memory_rows_max(self, tokens: int) -> int:
-        """A bound on the compressed rows within the first `tokens` tokens."""
+    def older_rows_max(self, tokens: int) -> int:
         chunk, window = self.config.chunk_size, self.config.window_chunks * self.config.chunk_size
         last = (tokens - 1) // chunk * chunk  # an update needs a token after the chunk
         if last < window:
@@ -170,7 +169,7 @@ class KeyValueMeans(OperatorMemory):
         chunk, window = self.config.chunk_size, self.config.window_chunks * self.config.chunk_size
         last = (tokens - 1) // chunk * chunk
         start = max(window, last - UPDATES_TO_CATCH_UP * chunk)
-        rows = self.memory_rows_max(min(tokens, start + 1))
+        rows = self.older_rows_max(min(tokens, start + 1))
         for seen in range(start + chunk, last + 1, chunk):
             wanted = min(self.config.budget(seen), seen - window + chunk)
             rows += min(max(wanted - rows, 0), chunk)
@@ -202,7 +201,7 @@ class KeyValueMeans(OperatorMemory):
 
     def rows_max(self, tokens: int) -> int:
         window = self.config.window_chunks * self.config.chunk_size
-        return self.memory_rows_max(tokens) + min(tokens, window)
+        return self.older_rows_max(tokens) + min(tokens, window)
 
     def schedule(self, tokens: int) -> Iterator[tuple[int, int]]:
         """Tokens seen and rows afterwards, for each update within the first `tokens` tokens."""
@@ -217,7 +216,7 @@ class KeyValueMeans(OperatorMemory):
     def flops(self, tokens: int) -> Flops:
         """Reads of [memory; window], similarities of written keys with all rows, and the gate."""
         chunk, window = self.config.chunk_size, self.config.window_chunks * self.config.chunk_size
-        pairs = visible_pairs(BlockRule(chunk, self.config.window_chunks), tokens)
+        pairs = visible_pairs(self.window, tokens)
         similarities = 0
         for seen, rows in self.schedule(tokens):
             pairs += rows * min(chunk, tokens - seen)
@@ -228,10 +227,7 @@ class KeyValueMeans(OperatorMemory):
         learns = bool(self.config.gated_writes and self.config.gated_parts)
         return flops + linear_flops(self.gate, tokens, learns)
 
-    def nbytes_max(self, tokens: int, batch: int, dtype: torch.dtype, value_nbytes: int) -> int:
-        heads, precise = self.geometry.num_kv_heads, accumulator_dtype(dtype).itemsize
-        row = heads * (self.geometry.key_dim + self.geometry.value_dim + 1) * precise
-        gate = heads * precise if self.gate is not None else 0
-        exact = self.key_nbytes(dtype) + value_nbytes + gate
-        window = self.rows_max(tokens) - self.memory_rows_max(tokens)
-        return batch * (self.memory_rows_max(tokens) * row + window * exact)
+    def gate_nbytes(self, dtype: torch.dtype) -> int:
+        if self.gate is None:
+            return 0
+        return self.geometry.num_kv_heads * accumulator_dtype(dtype).itemsize

@@ -2,13 +2,19 @@
 
 import abc
 import dataclasses
+import itertools
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from meanbank.core.state import State, check_tensors
+from meanbank.core.geometry import Geometry
+from meanbank.core.precision import accumulator_dtype
+from meanbank.core.state import State, check_records_nothing, check_tensors
+from meanbank.core.values import Values, joined
 from meanbank.memory.base import Memory
+from meanbank.ops.attention import BlockRule
+from meanbank.ops.windowed import WindowedMemory
 
 # A budget that jumps by more rows than a chunk has tokens is caught up with later; so many updates
 # back, that is over.
@@ -17,37 +23,102 @@ UPDATES_TO_CATCH_UP = 4096
 
 @dataclasses.dataclass(frozen=True)
 class OperatorState(State):
-    """The operator's memory without window values, which `values` stores in their source's form."""
+    """The operator's memory without window values, which `values` stores in their source's form.
 
-    memory: Any
+    depth: how many of the last tokens can be forgotten.
+    past: for each time in these tokens that a block left the window, oldest first, the state just
+        before it, with that block alone for a window.
+    """
+
+    memory: WindowedMemory
     values: Tensor
+    depth: int = 0
+    past: tuple["OperatorState", ...] = ()
+
+    @property
+    def undoable(self) -> int:
+        return self.depth
+
+    def crop(self, tokens: int) -> "OperatorState":
+        self.check_crop(tokens)
+        seen = self.memory.seen - tokens
+        gone = [before for before in self.past if before.memory.seen >= seen]
+        first, *later = [*gone, self]
+        memories = [first.memory, *(state.memory for state in later)]
+        length = sum(memory.window_length for memory in memories) - tokens
+        memory: Any = first.memory.followed(memories[1:], length)
+        return OperatorState(
+            dataclasses.replace(memory, seen=seen),
+            joined([state.values for state in (first, *later)], length),
+            self.depth - tokens,
+            self.past[: len(self.past) - len(gone)],
+        )
+
+    def limited(self, tokens: int) -> "OperatorState":
+        depth = min(self.depth, tokens)
+        past = tuple(p for p in self.past if p.memory.seen >= self.memory.seen - depth)
+        return dataclasses.replace(self, depth=depth, past=past)
 
 
 class OperatorMemory(Memory):
     """Hands its operator the window's values, dense, and stores them as their source does.
 
-    The operator's memory has `window_length` and `window_value`, which is None while it rests.
+    window: the tokens that are exact. A token that begins a block of it makes the oldest block
+    leave for the rows, where the window is full.
     """
+
+    def __init__(self, geometry: Geometry, window: BlockRule) -> None:
+        super().__init__(geometry)
+        self.window = window
 
     @abc.abstractmethod
     def attend(
-        self, query: Tensor, key: Tensor, value: Tensor, gate_input: Tensor, memory: Any
+        self, query: Tensor, key: Tensor, value: Tensor, gate: Tensor | None, memory: Any
     ) -> tuple[Tensor, Any]:
-        """Call the operator: outputs (B, H, T, Dv) and its memory after the T tokens."""
+        """Call the operator: outputs (B, H, T, Dv) and its memory after the T tokens.
+
+        The memory has its window values; gate: what `gates` gave for the T tokens.
+        """
+
+    def gates(self, x: Tensor) -> Tensor | None:
+        """What the operator takes from the layer's input (B, T, hidden_size): (B, Hkv, T)."""
+        return None
+
+    @abc.abstractmethod
+    def older_rows_max(self, tokens: int) -> int:
+        """A bound on the rows of older tokens within the first `tokens` tokens."""
 
     def forward(self, query, key, values, gate_input, state, span):
-        memory, carried = None, 0
+        memory: Any = None
+        held, past, first = 0, (), span.seen
         if state is not None:
-            carried = state.memory.window_length
+            memory, held, past = state.memory, state.depth, state.past
+            first -= memory.window_length  # the position of the first token at hand
             values = values.after(state.values)
-        window_value, value = values.dense().to(query.dtype).tensor_split([carried], dim=2)
-        if state is not None:
-            memory = dataclasses.replace(state.memory, window_value=window_value)
-        output, memory = self.attend(query, key, value, gate_input, memory)
-        at_hand = carried + span.length
-        kept = torch.arange(at_hand - memory.window_length, at_hand, device=query.device)
-        memory = dataclasses.replace(memory, window_value=None)
-        return output, OperatorState(memory, values.stored(kept))
+        dense, gate = values.dense().to(query.dtype), self.gates(gate_input)
+        depth, outputs = min(span.undo, held + span.length), []
+        left = [at for at in self._leaves(span.total - depth, span.total) if at >= span.seen]
+        for start, stop in itertools.pairwise(sorted({span.seen, *left, span.total})):
+            if memory is not None:
+                if start in left:
+                    past = (*past, self._before(memory, values, first))
+                since = start - memory.window_length - first
+                window_value = dense[:, :, since : start - first]
+                memory = dataclasses.replace(memory, window_value=window_value)
+            new = slice(start - span.seen, stop - span.seen)
+            output, memory = self.attend(
+                query[:, :, new],
+                key[:, :, new],
+                dense[:, :, start - first : stop - first],
+                None if gate is None else gate[:, :, new],
+                memory,
+            )
+            memory = dataclasses.replace(memory, window_value=None)
+            outputs.append(output)
+        output = outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=2)
+        kept = torch.arange(span.total - memory.window_length, span.total, device=key.device)
+        new_state = OperatorState(memory, values.stored(kept - first), depth, past)
+        return output, new_state.limited(depth)
 
     @abc.abstractmethod
     def check_memory(self, memory: Any, batch: int, seen: int) -> int:
@@ -56,5 +127,42 @@ class OperatorMemory(Memory):
 
     def check_state(self, state, batch, seen, stored):
         check_tensors(state, OperatorState)
+        check_records_nothing(state.depth == 0 and state.past == ())
         length = self.check_memory(state.memory, batch, seen)
         check_tensors(state, OperatorState, values=stored(length))
+
+    def _leaves(self, start: int, stop: int) -> range:
+        """Positions in [start, stop) of the tokens that make a block leave the window."""
+        size, first = self.window.size, max(start, self.window.span)
+        return range(-(-first // size) * size, stop, size)
+
+    def _before(self, memory: Any, values: Values, first: int) -> OperatorState:
+        """What `crop` needs to undo that the window's oldest block leaves.
+
+        values: those at hand, from position `first`.
+        """
+        start, size = memory.seen - memory.window_length - first, self.window.size
+        index = torch.arange(start, start + size, device=memory.window_key.device)
+        return OperatorState(memory.followed((), size), values.stored(index))
+
+    def nbytes_max(
+        self, tokens: int, batch: int, dtype: torch.dtype, value_nbytes: int, undo: int = 0
+    ) -> int:
+        undo = min(undo, tokens)
+        last = (tokens - 1) // self.window.size * self.window.size
+        rows = self.older_rows_max(tokens)
+        for before in range(last, last - undo, -self.window.size):
+            rows += self.older_rows_max(before)
+        exact = min(tokens, self.window.span + undo)
+        token = self.key_nbytes(dtype) + value_nbytes + self.gate_nbytes(dtype)
+        return batch * (rows * self.row_nbytes(dtype) + exact * token)
+
+    def row_nbytes(self, dtype: torch.dtype) -> int:
+        """Bytes of one row, all heads: key, value and a number, in fp32 or better."""
+        sizes = self.geometry
+        numbers = sizes.num_kv_heads * (sizes.key_dim + sizes.value_dim + 1)
+        return numbers * accumulator_dtype(dtype).itemsize
+
+    def gate_nbytes(self, dtype: torch.dtype) -> int:
+        """Bytes of what `gates` gives for one token."""
+        return 0

@@ -12,11 +12,11 @@ from transformers import initialization as init
 from meanbank.core.conventions import Conventions
 from meanbank.core.flops import Flops
 from meanbank.core.geometry import Geometry
-from meanbank.core.precision import accumulator_dtype
 from meanbank.core.state import check_at_least, check_tensors
 from meanbank.memory.base import MemoryConfig
 from meanbank.memory.budgets import Budget, Saturating
 from meanbank.memory.operator import UPDATES_TO_CATCH_UP, OperatorMemory
+from meanbank.ops.attention import BlockRule
 from meanbank.ops.ovq import OVQMemory, OVQRows, ovq_attention
 
 
@@ -49,14 +49,14 @@ class OVQAttention(OperatorMemory):
     """Parameter: one temperature a query head."""
 
     def __init__(self, config: OVQ, geometry: Geometry) -> None:
-        super().__init__(geometry)
+        super().__init__(geometry, BlockRule(config.chunk_size, 1))
         self.config = config
         self.temperature = nn.Parameter(torch.ones(geometry.num_heads))
 
     def initialize(self) -> None:
         init.ones_(self.temperature)
 
-    def attend(self, query, key, value, gate_input, memory):
+    def attend(self, query, key, value, gate, memory):
         attended = ovq_attention(
             query,
             key,
@@ -73,8 +73,7 @@ class OVQAttention(OperatorMemory):
     def exact_tokens(self) -> int:
         return self.config.chunk_size
 
-    def dictionary_rows(self, tokens: int) -> int:
-        """Rows of the dictionary within the first `tokens` tokens."""
+    def older_rows_max(self, tokens: int) -> int:
         swallowed = (tokens - 1) // self.config.chunk_size * self.config.chunk_size
         if swallowed <= 0:
             return 0
@@ -85,7 +84,7 @@ class OVQAttention(OperatorMemory):
         chunk = self.config.chunk_size
         last = (tokens - 1) // chunk * chunk
         start = max(chunk, last - UPDATES_TO_CATCH_UP * chunk)
-        rows = self.dictionary_rows(min(tokens, start + 1))
+        rows = self.older_rows_max(min(tokens, start + 1))
         for seen in range(start + chunk, last + 1, chunk):
             rows += min(max(math.floor(self.config.budget(seen)) - rows, 0), chunk)
         return rows
@@ -108,7 +107,7 @@ class OVQAttention(OperatorMemory):
         return seen - start
 
     def rows_max(self, tokens: int) -> int:
-        return self.dictionary_rows(tokens) + min(tokens, self.config.chunk_size)
+        return self.older_rows_max(tokens) + min(tokens, self.config.chunk_size)
 
     def schedule(self, tokens: int) -> Iterator[tuple[int, int, int]]:
         """Tokens seen, rows before and rows after, for each update within the first tokens."""
@@ -129,10 +128,3 @@ class OVQAttention(OperatorMemory):
             pairs += rows * min(chunk, tokens - seen)
             similarities += before * (chunk if seen > chunk else chunk - 1)
         return self.read_flops(pairs) + self.similarity_flops(similarities)
-
-    def nbytes_max(self, tokens: int, batch: int, dtype: torch.dtype, value_nbytes: int) -> int:
-        heads, precise = self.geometry.num_kv_heads, accumulator_dtype(dtype).itemsize
-        row = heads * (self.geometry.key_dim + self.geometry.value_dim + 1) * precise
-        exact = self.key_nbytes(dtype) + value_nbytes
-        pending = min(tokens, self.config.chunk_size)
-        return batch * (self.dictionary_rows(tokens) * row + pending * exact)

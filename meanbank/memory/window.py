@@ -8,17 +8,64 @@ from torch import Tensor
 
 from meanbank.core.flops import Flops
 from meanbank.core.geometry import Geometry
-from meanbank.core.state import State, check_tensors
+from meanbank.core.state import State, check_records_nothing, check_tensors
+from meanbank.core.values import joined, selected
 from meanbank.memory.base import Memory
 from meanbank.ops.attention.window import WindowRule, key_positions, window_attention
 
 
 @dataclasses.dataclass(frozen=True)
 class WindowState(State):
-    """key (B, Hkv, s + L, Dk) and stored values: s sink tokens, then the L last tokens."""
+    """Sink tokens, and the last tokens, from where the window of `depth` tokens ago began.
 
+    key (B, Hkv, s + L, Dk) and stored values: s sink tokens, then the L last of `seen` tokens, of
+    which the last `depth` can be forgotten.
+    """
+
+    window: WindowRule
     key: Tensor
     values: Tensor
+    seen: int
+    depth: int
+
+    @property
+    def undoable(self) -> int:
+        return self.depth
+
+    def crop(self, tokens: int) -> "WindowState":
+        self.check_crop(tokens)
+        left = self.key.shape[2] - tokens
+        return dataclasses.replace(
+            self,
+            key=self.key[:, :, :left].clone(),
+            values=joined([self.values], left),
+            seen=self.seen - tokens,
+            depth=self.depth - tokens,
+        )
+
+    def limited(self, tokens: int) -> "WindowState":
+        if self.depth <= tokens:
+            return self
+        kept = kept_of(self.window, self.seen - self.depth, self.seen - tokens, self.seen)
+        return dataclasses.replace(
+            self,
+            key=self.key.index_select(2, kept.to(self.key.device)),
+            values=selected(self.values, kept),
+            depth=tokens,
+        )
+
+
+def kept_of(window: WindowRule, held_since: int, since: int, seen: int) -> Tensor:
+    """Indices of what a state keeps, among the tokens at hand up to `seen`.
+
+    At hand are `key_positions(window, held_since)` and all later ones, to be kept those from
+    `since`, which is not earlier.
+    """
+    old_sink, old = key_positions(window, held_since)
+    sink, recent = key_positions(window, since)
+    offset = len(old_sink) - old.start  # index = position + offset, sink aside
+    index = [*sink, *(position + offset for position in range(recent.start, seen))]
+    return torch.tensor(index, dtype=torch.long)
 
 
 class WindowMemory(Memory):
@@ -29,26 +76,24 @@ class WindowMemory(Memory):
         self.window = window
 
     def forward(self, query, key, values, gate_input, state, span):
+        held = 0 if state is None else state.depth
         if state is not None:
             key = torch.cat([state.key.to(key.dtype), key], dim=2)
             values = values.after(state.values)
-        dense = values.dense().to(query.dtype)
-        output = window_attention(query, key, dense, self.window, span.seen)
-        kept = self._kept(span.seen, span.total, key.device)
-        return output, WindowState(key.index_select(2, kept), values.stored(kept))
-
-    def _kept(self, seen: int, total: int, device: torch.device) -> Tensor:
-        """Which of the keys at hand (those kept after `seen` tokens, then the new ones) to keep."""
-        sink, window = key_positions(self.window, total)
-        old_sink, old_window = key_positions(self.window, seen)
-        offset = len(old_sink) - old_window.start  # index = position + offset, sink aside
-        index = [*sink, *(position + offset for position in window)]
-        return torch.tensor(index, dtype=torch.long, device=device)
+        dense, since = values.dense().to(query.dtype), span.seen - held
+        output = window_attention(query, key, dense, self.window, span.seen, since)
+        depth = min(held + span.length, span.undo)
+        kept = kept_of(self.window, since, span.total - depth, span.total).to(key.device)
+        keys, stored = key.index_select(2, kept), values.stored(kept)
+        return output, WindowState(self.window, keys, stored, span.total, depth)
 
     def check_state(self, state, batch, seen, stored):
         kept = sum(len(part) for part in key_positions(self.window, seen))
         key = (batch, self.geometry.num_kv_heads, kept, self.geometry.key_dim)
         check_tensors(state, WindowState, key=key, values=stored(kept))
+        check_records_nothing(state.depth == 0)
+        if (state.window, state.seen) != (self.window, seen):
+            raise ValueError(f"expected {self.window} after {seen} tokens")
 
     def rows_max(self, tokens: int) -> int:
         return min(tokens, self.window.span + self.window.sink)
@@ -56,8 +101,10 @@ class WindowMemory(Memory):
     def flops(self, tokens: int) -> Flops:
         return self.read_flops(visible_pairs(self.window, tokens))
 
-    def nbytes_max(self, tokens: int, batch: int, dtype: torch.dtype, value_nbytes: int) -> int:
-        kept = min(tokens, self.window.span - 1 + self.window.sink)
+    def nbytes_max(
+        self, tokens: int, batch: int, dtype: torch.dtype, value_nbytes: int, undo: int = 0
+    ) -> int:
+        kept = min(tokens, self.window.span - 1 + self.window.sink + undo)
         return batch * kept * (self.key_nbytes(dtype) + value_nbytes)
 
 

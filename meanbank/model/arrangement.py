@@ -47,20 +47,23 @@ def arrange(
     mask: Tensor | None,
     document_ids: Tensor | None,
     last_ids: Sequence[int | None],
+    undo: int = 0,
 ) -> Arrangement:
     """The arrangement of `length` columns after `seen` tokens of each row.
 
     mask: (B, length), false at padding, which may stand anywhere; document_ids: (B, length), which
     change where a document begins; last_ids: those of the last tokens seen, where they were given.
     A row's first document goes on from what it has seen unless its id differs from the last.
+    undo: see `Layout`.
     """
+    plain = Layout.ragged(seen, [[length]] * len(seen), undo=undo)
     if mask is None and document_ids is None:
-        return Arrangement(Layout.ragged(seen, [[length]] * len(seen)), length, last_ids=last_ids)
+        return Arrangement(plain, length, last_ids=last_ids)
     valid = torch.ones(len(seen), length, dtype=torch.bool)
     if mask is not None:
         valid = mask.to("cpu", torch.bool)
     if document_ids is None and (mask is None or bool(valid.all())):
-        return Arrangement(Layout.ragged(seen, [[length]] * len(seen)), length, last_ids=last_ids)
+        return Arrangement(plain, length, last_ids=last_ids)
     counts = valid.sum(dim=1)
     device, goes_on = None if mask is None else mask.device, None
     if document_ids is None:
@@ -78,7 +81,7 @@ def arrange(
             for name, last in zip(names, last_ids, strict=True)
         ]
         last_ids = [n[-1] if n else last for n, last in zip(names, last_ids, strict=True)]
-    layout = Layout.ragged(seen, documents, goes_on)
+    layout = Layout.ragged(seen, documents, goes_on, undo)
     if bool(valid.all()):
         return Arrangement(layout, length, last_ids=last_ids)
     width = layout.length

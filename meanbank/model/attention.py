@@ -19,6 +19,7 @@ from meanbank.core.state import (
     joined_by_place,
     rows_of,
 )
+from meanbank.core.tail import tail_nbytes
 from meanbank.core.values import Values
 from meanbank.memory import Memory
 from meanbank.model.backbone import Backbone
@@ -126,10 +127,11 @@ class SoftmaxAttention(Mixer):
     def publish(self, start: Tensor, context: Context, state: AttentionState | None) -> Tensor:
         return self.values.publish(start, start, context)
 
-    def state_nbytes_max(self, tokens: int, batch: int, dtype: torch.dtype) -> int:
+    def state_nbytes_max(self, tokens: int, batch: int, dtype: torch.dtype, undo: int = 0) -> int:
         stored = self.values.stored_nbytes(dtype)
-        tail = (self.address.tail_width + self.values.tail_width) * dtype.itemsize
-        return self.memory.nbytes_max(tokens, batch, dtype, stored) + batch * tail
+        width = self.address.tail_width + self.values.tail_width
+        tail = batch * tail_nbytes(width, tokens, dtype, undo)
+        return self.memory.nbytes_max(tokens, batch, dtype, stored, undo) + tail
 
     def check_state(self, state: Any, seen: tuple[int, ...]) -> None:
         check_tensors(state, AttentionState)

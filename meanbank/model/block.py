@@ -10,6 +10,7 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 
 from meanbank.core.context import Context
 from meanbank.core.state import State, check_tensors
+from meanbank.core.tail import Tail, check_tail, tail_nbytes
 from meanbank.model.attention import SoftmaxAttention
 from meanbank.model.config import MeanbankConfig
 from meanbank.model.layers import MLP
@@ -30,10 +31,10 @@ def make_blocks(config: MeanbankConfig) -> nn.ModuleList:
 
 @dataclasses.dataclass(frozen=True)
 class BlockState(State):
-    """Everything one block carries from call to call; mlp (B, 1, hidden_size) is its shift tail."""
+    """Everything one block carries from call to call; mlp is its shift tail."""
 
     attention: State
-    mlp: Tensor | None
+    mlp: Tail | None
 
 
 class Block(GradientCheckpointingLayer):
@@ -85,11 +86,12 @@ class Block(GradientCheckpointingLayer):
 
     def check_state(self, state: Any, seen: tuple[int, ...]) -> None:
         """See `Mixer.check_state`."""
-        width = self.mlp.tail_width
-        check_tensors(state, BlockState, mlp=(len(seen), 1, width) if width else None)
+        check_tensors(state, BlockState)
+        check_tail(state.mlp, len(seen), self.mlp.tail_width)
         self.attention.check_state(state.attention, seen)
 
-    def state_nbytes_max(self, tokens: int, batch: int, dtype: torch.dtype) -> int:
-        """A bound on the bytes that its state holds within the first `tokens` tokens."""
-        mlp = batch * self.mlp.tail_width * dtype.itemsize
-        return self.attention.state_nbytes_max(tokens, batch, dtype) + mlp
+    def state_nbytes_max(self, tokens: int, batch: int, dtype: torch.dtype, undo: int = 0) -> int:
+        """A bound on the bytes that its state holds within the first `tokens` tokens, where `undo`
+        of them can be forgotten."""
+        mlp = batch * tail_nbytes(self.mlp.tail_width, tokens, dtype, undo)
+        return self.attention.state_nbytes_max(tokens, batch, dtype, undo) + mlp

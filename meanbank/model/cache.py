@@ -10,36 +10,42 @@ from transformers.cache_utils import Cache, CacheLayerMixin
 
 from meanbank.core.state import State, joined
 
+UNDO = 256  # tokens that a recording cache can forget, unless told otherwise
+
 
 class StateLayer(CacheLayerMixin):
     """One layer's state and the number of tokens it has seen."""
 
     is_compileable = False
-    is_croppable = False
     supports_early_init = False
 
-    def __init__(self) -> None:
+    def __init__(self, undo: int = UNDO) -> None:
         super().__init__()
         self.state: State | None = None
         self.seen = 0  # columns, padding included
         self.lengths: tuple[int, ...] = ()  # tokens of each row's sequence
         self.documents: tuple[int | None, ...] = ()  # the id of each row's last document
         self.device: torch.device | None = None
+        self.default_undo = undo
+        self._undo, self.record_past = 0, False  # transformers sets the latter, too
 
     def store(
         self,
-        state: State,
+        state: State | None,
         seen: int,
         lengths: tuple[int, ...],
         documents: tuple[int | None, ...] | None = None,
     ) -> None:
         """Replace the state by that after `seen` columns, `lengths` tokens of each row.
 
-        documents: the id of each row's last document, where ids were given.
+        state: None where no row has a token; documents: the id of each row's last document, where
+        ids were given.
         """
-        self.state, self.seen, self.is_initialized = state, seen, True
+        self.state, self.seen = state, seen
         self.lengths, self.documents = lengths, documents or (None,) * len(lengths)
-        self.device = next((tensor.device for tensor in state.tensors()), self.device)
+        if state is not None:
+            self.is_initialized = True
+            self.device = next((tensor.device for tensor in state.tensors()), self.device)
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
         """Nothing to allocate: the first call of the model makes the state."""
@@ -60,11 +66,49 @@ class StateLayer(CacheLayerMixin):
         self.state, self.seen, self.is_initialized = None, 0, False
         self.lengths, self.documents = (), ()
 
+    def activate_past_recording(self, tokens: int | None = None) -> None:
+        """See `MeanbankCache.activate_past_recording`."""
+        tokens = self.default_undo if tokens is None else tokens
+        if tokens < 1:
+            raise ValueError(f"the tokens to be able to forget must be positive, got {tokens}")
+        self._undo = max(tokens, self.undo)
+        self.record_past = True
+
+    def record_as(self, other: "StateLayer") -> None:
+        """Record what another layer does."""
+        self._undo, self.record_past = other._undo, other.record_past
+
+    @property
+    def undo(self) -> int:
+        """Tokens that calls from now on can be made to forget."""
+        return self._undo if self.record_past else 0
+
+    @property
+    def undoable(self) -> int:
+        """Most of the last tokens that `crop` can make every row forget."""
+        return 0 if self.state is None else min(self.state.undoable, *self.lengths)
+
+    @property
+    def is_croppable(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """Whether `crop` can forget a token."""
+        return self.undoable > 0
+
+    def cropped(self, tokens: int) -> State | None:
+        """The state without the last `tokens` tokens; None where nothing is left."""
+        if self.state is None or tokens == max(self.lengths):
+            return None
+        return self.state.crop(tokens)
+
     def crop(self, tokens_to_remove: int) -> None:
-        if tokens_to_remove != 0:
-            raise NotImplementedError(
-                "a meanbank cache cannot forget tokens yet: compressed rows cannot be un-merged"
-            )
+        """See `MeanbankCache.crop`."""
+        tokens = _tokens_of(tokens_to_remove, self.undoable, self.lengths)
+        if tokens:
+            self.forget(tokens, self.cropped(tokens))
+
+    def forget(self, tokens: int, state: State | None) -> None:
+        """Replace the state by one that never saw the last `tokens` tokens of each row."""
+        lengths = tuple(length - tokens for length in self.lengths)
+        self.store(state, self.seen - tokens, lengths, self.documents)
 
     def _apply(self, change) -> None:
         if self.state is not None:
@@ -98,13 +142,16 @@ class StateLayer(CacheLayerMixin):
 
 
 class MeanbankCache(Cache):
-    """States of all layers of one batch of sequences, and last that of a stem that has one."""
+    """States of all layers of one batch of sequences, and last that of a stem that has one.
+
+    undo: how many tokens it can forget again when it is told to record, unless told how many.
+    """
 
     layers: list[StateLayer]  # pyright: ignore[reportIncompatibleVariableOverride]
 
-    def __init__(self, num_states: int, made_for: str | None = None) -> None:
+    def __init__(self, num_states: int, made_for: str | None = None, undo: int = UNDO) -> None:
         """made_for: the layers whose states it holds, as `MeanbankModel.layer_key` names them."""
-        super().__init__(layers=[StateLayer() for _ in range(num_states)])
+        super().__init__(layers=[StateLayer(undo) for _ in range(num_states)])
         self.made_for = made_for
 
     @property
@@ -116,6 +163,46 @@ class MeanbankCache(Cache):
     def lengths(self) -> tuple[int, ...]:
         """Tokens of each row's sequence, without padding, since its last document began."""
         return self.layers[0].lengths
+
+    @property
+    def undo(self) -> int:
+        """Tokens that calls from now on can be made to forget: 0 unless it records."""
+        return self.layers[0].undo
+
+    @property
+    def undoable(self) -> int:
+        """Most of the last tokens that `crop` can make every row forget."""
+        return min(layer.undoable for layer in self.layers)
+
+    def activate_past_recording(self, tokens: int | None = None) -> None:
+        """Have the calls from now on keep what it takes to forget their last tokens.
+
+        tokens: how many; by default 256, or the largest chunk of a KVM or OVQ layer if that is
+        more. Asked for more than once, the most counts. What it costs is in `nbytes`.
+        """
+        for layer in self.layers:
+            layer.activate_past_recording(tokens)
+
+    def stop_past_recording(self) -> None:
+        """Drop what is only kept to forget tokens."""
+        for layer in self.layers:
+            layer.record_past = False
+            if layer.state is not None:
+                layer.state = layer.state.limited(0)
+
+    def crop(self, tokens_to_remove: int) -> None:
+        """Forget the last tokens of every row: -k for k of them.
+
+        Afterwards the cache is as if it had never seen them, in every tensor (up to rounding in
+        RWKV-7 layers, which read the tokens before them again); it can forget as many fewer. Only
+        tokens seen while recording can be forgotten, the last `undoable`, each row's within its
+        last document; padding is not counted. Raises ValueError for more, and changes nothing.
+        """
+        tokens = _tokens_of(tokens_to_remove, self.undoable, self.lengths)
+        if tokens:
+            states = [layer.cropped(tokens) for layer in self.layers]
+            for layer, state in zip(self.layers, states, strict=True):
+                layer.forget(tokens, state)
 
     @property
     def documents(self) -> tuple[int | None, ...]:
@@ -131,7 +218,8 @@ class MeanbankCache(Cache):
     def select(self, rows: Sequence[int] | Tensor) -> "MeanbankCache":
         """A new cache of some rows of the batch, in that order; this one stays as it is.
 
-        A row may be taken more than once. Raises ValueError for rows that there are not.
+        A row may be taken more than once. If this one records, so does the new one. Raises
+        ValueError for rows that there are not.
         """
         batch = len(self.lengths)
         wanted = [int(row) for row in rows]
@@ -139,15 +227,18 @@ class MeanbankCache(Cache):
         if wrong or not wanted:
             what = f"no row {wrong[0]}" if wrong else "nothing to select"
             raise ValueError(f"there is {what}: the cache holds {batch} sequences")
-        return self._changed(
+        chosen = self._changed(
             self.seen,
             tuple(self.lengths[row] for row in wanted),
             tuple(self.documents[row] for row in wanted),
             [
-                layer.state if wanted == [*range(batch)] else layer.state.select(_index(wanted))
-                for layer in self._held()
+                state if wanted == [*range(batch)] else state.select(_index(wanted))
+                for state in self._held()
             ],
         )
+        for layer, old in zip(chosen.layers, self.layers, strict=True):
+            layer.record_as(old)
+        return chosen
 
     def repeat(self, times: int) -> "MeanbankCache":
         """A new cache with every row `times` times, copies next to each other.
@@ -164,7 +255,8 @@ class MeanbankCache(Cache):
         """A new cache of all rows of some caches, one after the other; those stay as they are.
 
         Rows may be at different places. `seen` is the largest: in an attention mask over all
-        columns the others' rows are padded on the left. Raises ValueError for caches of different
+        columns the others' rows are padded on the left. What caches record to forget tokens is left
+        behind. Raises ValueError for caches of different
         models or devices, or without tokens.
         """
         caches = list(caches)
@@ -174,17 +266,18 @@ class MeanbankCache(Cache):
             raise ValueError("caches of different models cannot be joined")
         lengths = [cache.lengths for cache in caches]
         columns = zip(*(cache._held() for cache in caches), strict=True)
-        states = [[layer.state for layer in layers] for layers in columns]
+        states = [[state.limited(0) for state in parts] for parts in columns]
         seen = max(cache.seen for cache in caches)
         whole = [joined(parts, lengths) for parts in states]
         documents = sum((cache.documents for cache in caches), ())
         return caches[0]._changed(seen, sum(lengths, ()), documents, whole)
 
-    def _held(self) -> list[Any]:
-        """The layers, which hold something; ValueError otherwise."""
-        if not self.lengths:
+    def _held(self) -> list[State]:
+        """The states of the layers; ValueError where there are none."""
+        states = [layer.state for layer in self.layers if layer.state is not None]
+        if not states:
             raise ValueError("the cache is empty: it holds no sequences yet")
-        return list(self.layers)
+        return states
 
     def _changed(
         self,
@@ -193,7 +286,7 @@ class MeanbankCache(Cache):
         documents: tuple[int | None, ...],
         states: Sequence[Any],
     ) -> "MeanbankCache":
-        cache = MeanbankCache(len(self.layers), self.made_for)
+        cache = MeanbankCache(len(self.layers), self.made_for, self.layers[0].default_undo)
         for layer, state in zip(cache.layers, states, strict=True):
             layer.store(state, seen, lengths, documents)
         return cache
@@ -204,8 +297,9 @@ class MeanbankCache(Cache):
         """Write what was read to one safetensors file, of `nbytes()` bytes and a header.
 
         model: whose cache it is; its fingerprint goes into the file, and the tokenizer's, if given.
-        The file is whole or not there. Raises ContextFileError, in one line: the file exists (and
-        `overwrite` is not set), the cache is empty or not this model's, or holds NaN.
+        The file is whole or not there. What is only kept to forget tokens is not in it. Raises
+        ContextFileError, in one line: the file exists (and `overwrite` is not set), the cache is
+        empty or not this model's, or holds NaN.
         """
         from meanbank.model.context_file import save_context
 
@@ -232,3 +326,22 @@ class MeanbankCache(Cache):
 
 def _index(rows: list[int]) -> Tensor:
     return torch.tensor(rows, dtype=torch.long)
+
+
+def _tokens_of(tokens_to_remove: int, undoable: int, lengths: tuple[int, ...]) -> int:
+    """How many tokens to forget; ValueError where that cannot be."""
+    if tokens_to_remove > 0:
+        raise ValueError(
+            f"crop takes 0 or minus the number of tokens to forget, got {tokens_to_remove}"
+        )
+    tokens = -tokens_to_remove
+    if tokens > min(lengths, default=0):
+        raise ValueError(
+            f"{tokens} tokens cannot be forgotten: a sequence has only {min(lengths, default=0)}"
+        )
+    if tokens > undoable:
+        raise ValueError(
+            f"{tokens} tokens cannot be forgotten, only {undoable}: a cache can forget what it "
+            "reads after activate_past_recording(), and as many tokens as that is told"
+        )
+    return tokens

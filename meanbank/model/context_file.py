@@ -88,13 +88,14 @@ def save_context(
 ) -> None:
     """See `MeanbankCache.save`."""
     path = Path(path)
-    if not cache.lengths:
+    states = [layer.state.limited(0) for layer in cache.layers if layer.state is not None]
+    if not states:
         raise ContextFileError("the cache is empty: there is nothing to save")
     backbone = model.base_model
     names = state_names(backbone)
     if len(names) != len(cache.layers):
         raise ContextFileError(f"the cache has {len(cache.layers)} layers, the model {len(names)}")
-    _check_states(backbone, [layer.state for layer in cache.layers], cache.lengths)
+    _check_states(backbone, states, cache.lengths)
     from meanbank import __version__
 
     words = {
@@ -110,8 +111,8 @@ def save_context(
     tensors: dict[str, Tensor] = {}
     tree: dict[str, str] = {}
     with _told("the cache does not fit the format"):
-        for name, layer in zip(names, cache.layers, strict=True):
-            flatten(layer.state, name, tensors, tree)
+        for name, state in zip(names, states, strict=True):
+            flatten(state, name, tensors, tree)
     words.update((STATE + name, word) for name, word in tree.items())
     try:
         write_tensors(path, tensors, words, overwrite=overwrite)

@@ -12,16 +12,17 @@ from meanbank.core.flops import Flops, linear_flops
 from meanbank.core.geometry import Geometry, split_heads
 from meanbank.core.layout import Layout
 from meanbank.core.state import State, check_tensors
+from meanbank.core.tail import Tail, check_tail
 from meanbank.model.plan import AddressPlan
 from meanbank.ops.token_shift import shift_start, token_shift
 
 
 @dataclasses.dataclass(frozen=True)
 class AddressState(State):
-    """Projected query and key of the last token, before the shift: (B, 1, width) each."""
+    """Projected query and key of the last token, before the shift."""
 
-    query: Tensor
-    key: Tensor
+    query: Tail
+    key: Tail
 
 
 class Address(nn.Module, abc.ABC):
@@ -72,8 +73,9 @@ class Address(nn.Module, abc.ABC):
             if state is not None:
                 raise ValueError(f"expected no state of the address, got {type(state).__name__}")
             return
-        query, key = ((batch, 1, len(shift)) for shift in (self.query_shift, self.key_shift))
-        check_tensors(state, AddressState, query=query, key=key)
+        check_tensors(state, AddressState)
+        check_tail(state.query, batch, len(self.query_shift))
+        check_tail(state.key, batch, len(self.key_shift))
 
     def forward(
         self, x: Tensor, state: AddressState | None, layout: Layout
@@ -118,10 +120,8 @@ class MLP(nn.Module):
         """Numbers that its state holds for one sequence."""
         return 0 if self.shift is None else len(self.shift)
 
-    def forward(
-        self, x: Tensor, last: Tensor | None, layout: Layout
-    ) -> tuple[Tensor, Tensor | None]:
-        """x (B, T, hidden_size); last (B, 1, hidden_size): the token before, None at the start."""
+    def forward(self, x: Tensor, last: Tail | None, layout: Layout) -> tuple[Tensor, Tail | None]:
+        """x (B, T, hidden_size); last: the token before, None at the start."""
         new_last = None
         if self.shift is not None:
             new_last = layout.last(x, last)

@@ -40,8 +40,9 @@ class Mixer(nn.Module, abc.ABC):
         """Values that other layers may refer to, of the layer-normalised x0: (B, T, Hkv * Dv)."""
 
     @abc.abstractmethod
-    def state_nbytes_max(self, tokens: int, batch: int, dtype: torch.dtype) -> int:
-        """A bound on the bytes that its state holds within the first `tokens` tokens."""
+    def state_nbytes_max(self, tokens: int, batch: int, dtype: torch.dtype, undo: int = 0) -> int:
+        """A bound on the bytes that its state holds within the first `tokens` tokens, where `undo`
+        of them can be forgotten."""
 
     @abc.abstractmethod
     def check_state(self, state: Any, seen: tuple[int, ...]) -> None:

@@ -3,7 +3,7 @@
 import functools
 import hashlib
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any, Self, cast
 
 import torch
@@ -15,10 +15,11 @@ from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutpu
 from transformers.utils import logging
 
 from meanbank.core.context import Context
+from meanbank.memory.operator import OperatorMemory
 from meanbank.model.arrangement import Arrangement, arrange
 from meanbank.model.backbone import StartValues
-from meanbank.model.block import Block, make_blocks
-from meanbank.model.cache import MeanbankCache
+from meanbank.model.block import make_blocks
+from meanbank.model.cache import UNDO, MeanbankCache
 from meanbank.model.config import MeanbankConfig
 from meanbank.model.initialization import PLAIN, initialize_backbone
 from meanbank.model.inputs import (
@@ -126,7 +127,14 @@ class MeanbankModel(MeanbankPreTrainedModel):
 
     def new_cache(self) -> MeanbankCache:
         """An empty cache for this model."""
-        return MeanbankCache(len(self.layers) + self.stem.carries, self.layer_key)
+        states = len(self.layers) + self.stem.carries
+        return MeanbankCache(states, self.layer_key, self._default_undo)
+
+    @functools.cached_property
+    def _default_undo(self) -> int:
+        """Tokens that a recording cache can forget: at least a chunk of every layer."""
+        memories = [module for module in self.modules() if isinstance(module, OperatorMemory)]
+        return max([UNDO, *(memory.window.size for memory in memories)])
 
     @functools.cached_property
     def layer_key(self) -> str:
@@ -236,19 +244,20 @@ class MeanbankModel(MeanbankPreTrainedModel):
                 seen, last_ids, columns = cache.lengths, cache.documents, cache.seen
         mask = new_columns(attention_mask, batch, columns, length)
         check_documents(document_ids, batch, length)
-        arrangement = arrange(seen, length, mask, document_ids, last_ids)
+        undo = 0 if cache is None else cache.undo
+        arrangement = arrange(seen, length, mask, document_ids, last_ids, undo)
         if position_ids is not None:
             check_positions(position_ids, arrangement)
         return arrangement
 
-    def memory_nbytes_max(self, tokens: int, batch: int = 1) -> int:
+    def memory_nbytes_max(self, tokens: int, batch: int = 1, undo: int = 0) -> int:
         """Most bytes that a cache of this model holds within the first `tokens` tokens.
 
-        In closed form and in the model's dtype; bank tables are parameters and not in it.
+        undo: the tokens that it can forget again, see `MeanbankCache.crop`. In closed form and in
+        the model's dtype; bank tables are parameters and not in it.
         """
-        blocks = cast(Iterable[Block], self.layers)
-        stem = self.stem.state_nbytes(batch, self.dtype)
-        return stem + sum(block.state_nbytes_max(tokens, batch, self.dtype) for block in blocks)
+        parts: list[Any] = [self.stem, *self.layers]
+        return sum(part.state_nbytes_max(tokens, batch, self.dtype, undo) for part in parts)
 
     def _embed(self, input_ids: Tensor | None, inputs_embeds: Tensor | None) -> Tensor:
         if (input_ids is None) == (inputs_embeds is None):
@@ -357,6 +366,8 @@ class MeanbankForCausalLM(MeanbankPreTrainedModel, GenerationMixin):
             )
         if given is None and generation_config.use_cache is not False:
             given = self.model.new_cache()
+            if generation_config.is_assistant:  # a draft is taken back where it was wrong
+                given.activate_past_recording()
         elif given is not None:
             given._is_user_defined = True  # pyright: ignore[reportAttributeAccessIssue]
         if given is not None:

@@ -5,7 +5,6 @@ norms have no weights. Queries and keys are rotated whole, in half-split pairs, 
 head and multiplied by 1.2 each. Logits are `15 tanh(z / 15)`.
 """
 
-import dataclasses
 import functools
 
 import torch
@@ -16,7 +15,7 @@ from meanbank.core.conventions import Conventions
 from meanbank.core.flops import Flops, linear_flops
 from meanbank.core.geometry import Geometry
 from meanbank.core.layout import Layout
-from meanbank.core.state import State, check_tensors
+from meanbank.core.tail import Tail, check_tail, tail_nbytes
 from meanbank.model.backbone import Backbone, StartValues, Stem, default_linear
 from meanbank.model.layers import Address
 from meanbank.model.plan import AddressPlan
@@ -30,15 +29,11 @@ rms_norm = functools.partial(
 )
 
 
-@dataclasses.dataclass(frozen=True)
-class SmearState(State):
-    """last (B, 1, hidden_size): the last token's normalised embedding, before its own smear."""
-
-    last: Tensor
-
-
 class SmearStem(Stem):
-    """`x_t + mix * sigmoid(w x_t[:24]) * x_{t-1}` of normalised embeddings; mix starts at 0."""
+    """`x_t + mix * sigmoid(w x_t[:24]) * x_{t-1}` of normalised embeddings; mix starts at 0.
+
+    It carries the last token's normalised embedding, before its own smear.
+    """
 
     carries = True
 
@@ -48,16 +43,14 @@ class SmearStem(Stem):
         self.gate = nn.Linear(min(SMEAR_CHANNELS, hidden_size), 1, bias=False)
         self.mix = nn.Parameter(torch.zeros(()))
 
-    def forward(
-        self, embedded: Tensor, state: SmearState | None, layout: Layout
-    ) -> tuple[Tensor, SmearState]:
-        x, last = self.norm(embedded), state and state.last
-        before = layout.before(x, last, zero=True)
+    def forward(self, embedded: Tensor, state: Tail | None, layout: Layout) -> tuple[Tensor, Tail]:
+        x = self.norm(embedded)
+        before = layout.before(x, state, zero=True)
         gate = self.mix * torch.sigmoid(self.gate(x[..., : self.gate.in_features]))
-        return x + gate * before, SmearState(layout.last(x, last))
+        return x + gate * before, layout.last(x, state)
 
     def check_state(self, state, batch):
-        check_tensors(state, SmearState, last=(batch, 1, self.hidden_size))
+        check_tail(state, batch, self.hidden_size)
 
     def alone(self, embedded: Tensor) -> Tensor:
         return self.norm(embedded)
@@ -69,8 +62,8 @@ class SmearStem(Stem):
     def flops(self, tokens: int) -> Flops:
         return linear_flops(self.gate, tokens)
 
-    def state_nbytes(self, batch: int, dtype: torch.dtype) -> int:
-        return batch * self.hidden_size * dtype.itemsize
+    def state_nbytes_max(self, tokens: int, batch: int, dtype: torch.dtype, undo: int = 0) -> int:
+        return batch * tail_nbytes(self.hidden_size, tokens, dtype, undo)
 
 
 class NanochatAddress(Address):

@@ -14,10 +14,12 @@ from meanbank.core.flops import Flops, linear_flops, products
 from meanbank.core.geometry import Geometry, merge_heads, split_heads
 from meanbank.core.layout import Layout
 from meanbank.core.precision import accumulator_dtype
-from meanbank.core.state import State, check_tensors
+from meanbank.core.state import State, check_records_nothing, check_tensors
+from meanbank.core.tail import Tail, check_tail, tail_nbytes
 from meanbank.model.backbone import Backbone
 from meanbank.model.mixer import Mixer
 from meanbank.model.plan import LayerPlan
+from meanbank.model.replay import Replay
 from meanbank.ops.rwkv7 import rwkv7_recurrence
 from meanbank.ops.token_shift import shift_start, token_shift
 from meanbank.values import Place
@@ -42,17 +44,38 @@ def gate_rank(width: int) -> int:
 class TimeMixState(State):
     """What a time mix carries on.
 
-    last: (B, 1, hidden_size) the last token's input, which the next one is shifted towards.
-    start: (B, 1, hidden_size) the same of x0, where other layers read this one's values and its
-        input is not x0.
+    last: the last token's input, which the next one is shifted towards.
+    start: the same of x0, where other layers read this one's values and its input is not x0.
     matrix: (B, H, Dv, Dk) the memory, in fp32 or better.
     values: what the value source carries on.
+    past: an earlier matrix and what came after it, where tokens can be forgotten.
     """
 
-    last: Tensor
-    start: Tensor | None
+    last: Tail
+    start: Tail | None
     matrix: Tensor
     values: Any
+    past: Replay | None
+
+    @property
+    def undoable(self) -> int:
+        if self.past is None:
+            return 0
+        parts = (self.last, self.start, self.values, self.past)
+        return min(part.undoable for part in parts if part is not None)
+
+    def crop(self, tokens: int) -> "TimeMixState":
+        self.check_crop(tokens)
+        assert self.past is not None  # or nothing is undoable
+        past = self.past.crop(tokens)
+        matrix = past.read() if tokens else self.matrix
+        last, values = self.last.crop(tokens), self.values and self.values.crop(tokens)
+        start = self.start and self.start.crop(tokens)
+        return TimeMixState(last, start, matrix, values, past)
+
+    def limited(self, tokens: int) -> "TimeMixState":
+        state = super().limited(tokens)
+        return state if tokens else dataclasses.replace(state, past=None)
 
 
 class TimeMix(Mixer):
@@ -101,7 +124,8 @@ class TimeMix(Mixer):
             assert start is not None
             new_start = layout.last(start, state and state.start)
         last = layout.last(x, state and state.last)
-        new_state = TimeMixState(last, new_start, matrix, value_state)
+        past = self._past(inputs[1:], state, layout)
+        new_state = TimeMixState(last, new_start, matrix, value_state, past)
         return self.output(output * gate), new_state
 
     @torch.compiler.disable(reason="it loops over chunks and would unroll for each length")
@@ -123,6 +147,21 @@ class TimeMix(Mixer):
             output[rows, :, span.start : span.stop] = read
             matrix = matrix.index_copy(0, rows, new)
         return output, matrix
+
+    def _past(
+        self, inputs: list[Tensor], state: TimeMixState | None, layout: Layout
+    ) -> Replay | None:
+        """What it takes to forget `layout.undo` of the tokens so far, none of them before `state`
+        unless that can forget some."""
+        if not layout.undo:
+            return None
+        past = None if state is None else state.past
+        if past is None:
+            key, value = inputs[1], inputs[2]
+            shape = (*value.shape[:2], value.shape[3], key.shape[3])
+            zero = value.new_zeros(shape, dtype=accumulator_dtype(value.dtype))
+            past = Replay.after(zero if state is None else state.matrix, inputs)
+        return past.extended(inputs, layout).limited(layout.undo)
 
     @property
     def _keeps_start(self) -> bool:
@@ -158,17 +197,23 @@ class TimeMix(Mixer):
         before = context.layout.before(start, last, zero=True)
         return self.values.publish(token_shift(start, self.shifts["value"], before), start, context)
 
-    def state_nbytes_max(self, tokens: int, batch: int, dtype: torch.dtype) -> int:
-        matrix = self.geometry.key_width * self.geometry.value_dim
-        tail = (1 + self._keeps_start) * self.geometry.hidden_size + self.values.tail_width
-        return batch * (matrix * accumulator_dtype(dtype).itemsize + tail * dtype.itemsize)
+    def state_nbytes_max(self, tokens: int, batch: int, dtype: torch.dtype, undo: int = 0) -> int:
+        sizes, precise = self.geometry, accumulator_dtype(dtype).itemsize
+        matrix = sizes.key_width * sizes.value_dim * precise
+        width = (1 + self._keeps_start) * sizes.hidden_size + self.values.tail_width
+        past, token = 0, sizes.key_width * precise  # the decay
+        token += (3 * sizes.key_width + sizes.value_width) * dtype.itemsize
+        if undo:
+            past = matrix + min(undo, tokens) * token
+        return batch * (matrix + past + tail_nbytes(width, tokens, dtype, undo))
 
     def check_state(self, state: Any, seen: tuple[int, ...]) -> None:
         batch, sizes = len(seen), self.geometry
-        last = (batch, 1, sizes.hidden_size)
         matrix = (batch, sizes.num_heads, sizes.value_dim, sizes.key_dim)
-        start = last if self._keeps_start else None
-        check_tensors(state, TimeMixState, last=last, start=start, matrix=matrix)
+        check_tensors(state, TimeMixState, matrix=matrix)
+        check_records_nothing(state.past is None)
+        check_tail(state.last, batch, sizes.hidden_size)
+        check_tail(state.start, batch, sizes.hidden_size * self._keeps_start)
         self.values.check_state(state.values, batch)
 
     def flops_by_part(self, tokens: int) -> dict[str, Flops]:

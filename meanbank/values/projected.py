@@ -11,7 +11,7 @@ from meanbank.core.context import Context
 from meanbank.core.conventions import Conventions, TokenShift, ValueResidual
 from meanbank.core.flops import Flops, linear_flops
 from meanbank.core.geometry import Geometry, split_heads
-from meanbank.core.state import State, check_tensors
+from meanbank.core.tail import check_tail
 from meanbank.core.values import DenseValues
 from meanbank.ops.token_shift import shift_start, token_shift
 from meanbank.values.base import Place, ValueSource, ValueSourceConfig, learned_or, restart, scaled
@@ -52,15 +52,11 @@ class Projected(ValueSourceConfig, tag="projection"):
         return frozenset() if self.residual in (None, "none") else frozenset({place.first_layer})
 
 
-@dataclasses.dataclass(frozen=True)
-class ShiftState(State):
-    """last (B, 1, W): what the next token is shifted towards."""
-
-    last: Tensor
-
-
 class ProjectedValues(ValueSource):
-    """Parameters: W_V and, where they are learned, scale, residual and token-shift mix."""
+    """Parameters: W_V and, where they are learned, scale, residual and token-shift mix.
+
+    With a shift it carries what the next token is shifted towards.
+    """
 
     def __init__(self, config: Projected, geometry: Geometry, place: Place) -> None:
         super().__init__(geometry, place)
@@ -85,10 +81,9 @@ class ProjectedValues(ValueSource):
             values = self.residual.mix(x, values, first)
         if self.shift is None:
             return DenseValues(split_heads(values, self.geometry.num_kv_heads)), None
-        last = None if state is None else state.last
-        shifted = token_shift(values, self.shift, context.layout.before(values, last, zero=False))
+        shifted = token_shift(values, self.shift, context.layout.before(values, state, zero=False))
         heads = split_heads(shifted, self.geometry.num_kv_heads)
-        return DenseValues(heads), ShiftState(context.layout.last(values, last))
+        return DenseValues(heads), context.layout.last(values, state)
 
     def publish(self, x: Tensor, start: Tensor, context: Context) -> Tensor:
         return scaled(self.projection(x), self.scale)
@@ -112,10 +107,7 @@ class ProjectedValues(ValueSource):
             self.residual.initialize()
 
     def check_state(self, state, batch):
-        if self.shift is None:
-            super().check_state(state, batch)
-        else:
-            check_tensors(state, ShiftState, last=(batch, 1, len(self.shift)))
+        check_tail(state, batch, self.tail_width)
 
     @property
     def tail_width(self) -> int:

@@ -131,7 +131,7 @@ def test_what_is_in_the_file(tmp_path):
     cache.save(path, model, tokenizer=tokenizer)
     tensors = load_file(path)  # an ordinary safetensors file
     assert sum(tensor.nbytes for tensor in tensors.values()) == cache.nbytes()
-    assert torch.equal(tensors["stem.last"], cache.layers[-1].state.last)
+    assert torch.equal(tensors["stem.tokens"], cache.layers[-1].state.last)
     with safe_open(path, "pt") as file:
         words = file.metadata()
     assert words["format"] == "meanbank context"

@@ -1,8 +1,8 @@
 """What transformers' own generation tests check of every model (tests/generation/test_utils.py).
 
-Not applicable: assisted generation and prompt lookup take tokens back, which these caches cannot
-(a clear error, tested here); static, quantised and offloaded caches (refused); contrastive search,
-DoLa, group and constrained beams, which transformers 5 no longer contains.
+Assisted generation and prompt lookup are in tests/conformance/test_assisted.py. Not applicable:
+static, quantised and offloaded caches (refused, tested here); contrastive search, DoLa, group and
+constrained beams, which transformers 5 no longer contains.
 """
 
 import pytest
@@ -207,11 +207,8 @@ def test_rows_that_end_early(system):
 
 
 @every_system
-def test_taking_tokens_back_is_refused(system):
+def test_other_caches_are_refused(system):
     model, prompt = make_system(system), random_ids(1, 8)
-    for options in ({"prompt_lookup_num_tokens": 2}, {"assistant_model": make_system(system)}):
-        with pytest.raises(ValueError, match="cache that can be cropped"):
-            model.generate(prompt, do_sample=False, max_new_tokens=4, **options)
     for implementation in ("static", "quantized", "offloaded", "dynamic"):
         with pytest.raises(ValueError, match="brings its own cache"):
             model.generate(prompt, max_new_tokens=4, cache_implementation=implementation)

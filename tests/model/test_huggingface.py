@@ -142,7 +142,7 @@ def test_cache_operations():
     assert cache.get_seq_length() == cache.seen == 20
     assert not cache.is_croppable
     cache.crop(0)
-    with pytest.raises(NotImplementedError, match="cannot forget"):
+    with pytest.raises(ValueError, match="1 tokens cannot be forgotten, only 0"):
         cache.crop(-1)
     cache.batch_repeat_interleave(2)
     repeated = model(ids[:, 20:].repeat_interleave(2, dim=0), cache=cache).logits

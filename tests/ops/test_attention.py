@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from meanbank.core.layout import Layout
+from meanbank.core.tail import Tail
 from meanbank.ops import full_attention, window_attention
 from meanbank.ops.attention import BlockRule, SlidingRule, window
 from meanbank.ops.attention.window import key_positions
@@ -91,5 +92,6 @@ def test_token_shift():
     x = torch.arange(6.0).view(1, 3, 2)
     mix = torch.tensor([0.0, 0.5])
     expected = torch.tensor([[[0.0, 5.0], [2.0, 2.0], [4.0, 4.0]]])
-    before = Layout.uniform(1, 1, 3).before(x, torch.full((1, 1, 2), 9.0), zero=True)
+    last = Tail(torch.full((1, 1, 2), 9.0), (0,))
+    before = Layout.uniform(1, 1, 3).before(x, last, zero=True)
     assert torch.allclose(token_shift(x, mix, before), expected)

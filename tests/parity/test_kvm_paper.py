@@ -55,15 +55,15 @@ def test_decoding_token_by_token_and_caches(case):
 
 def tails(state) -> dict[str, torch.Tensor]:
     """Last tokens that the next ones are shifted towards, by the authors' names."""
-    found = {"mlp_final_token": state.mlp}
+    found = {"mlp_final_token": state.mlp.last}
     attention = state.attention
     if hasattr(attention, "matrix"):
         matrix = attention.matrix.mT  # theirs is keys x values
-        return {**found, "att_final_token": attention.last, "rwkv7_time_mix": matrix}
+        return {**found, "att_final_token": attention.last.last, "rwkv7_time_mix": matrix}
     return {
         **found,
-        "att_q_final_token": attention.address.query,
-        "att_k_final_token": attention.address.key,
+        "att_q_final_token": attention.address.query.last,
+        "att_k_final_token": attention.address.key.last,
         "att_v_final_token": attention.values.last,
     }
 

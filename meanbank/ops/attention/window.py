@@ -7,6 +7,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from meanbank.core.state import State
+
 QUERY_BLOCK = 256  # queries handled together; keys of a block: this plus the window
 
 
@@ -33,7 +35,7 @@ class WindowRule(Protocol):
 
 
 @dataclasses.dataclass(frozen=True)
-class SlidingRule:
+class SlidingRule(State):
     """A query sees `size` tokens, itself included."""
 
     size: int
@@ -51,7 +53,7 @@ class SlidingRule:
 
 
 @dataclasses.dataclass(frozen=True)
-class BlockRule:
+class BlockRule(State):
     """A query sees `blocks` aligned blocks of `size` tokens, its own included, and the sink."""
 
     size: int
@@ -77,15 +79,21 @@ def key_positions(window: WindowRule, seen: int) -> list[range]:
 
 
 def window_attention(
-    query: Tensor, key: Tensor, value: Tensor, window: WindowRule, seen: int = 0
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    window: WindowRule,
+    seen: int = 0,
+    since: int | None = None,
 ) -> Tensor:
     """Attention of T new tokens, which follow `seen` earlier ones, within `window`.
 
-    query: (B, H, T, Dk); key, value: (B, Hkv, S, D): the tokens `key_positions(window, seen)`
-    followed by the T new ones. Returns (B, H, T, Dv).
+    query: (B, H, T, Dk); key, value: (B, Hkv, S, D): the tokens `key_positions(window, since)`, all
+    later ones up to `seen`, and the T new ones. since: at most `seen`, which it is by default; what
+    it adds nobody sees. Returns (B, H, T, Dv).
     """
-    sink, recent = (len(part) for part in key_positions(window, seen))
-    offset = sink - (seen - recent)  # index of a key = its position + offset, sink aside
+    sink, oldest = key_positions(window, seen if since is None else since)
+    offset = len(sink) - oldest.start  # index of a key = its position + offset, sink aside
     outputs = []
     for start in range(seen, seen + query.shape[2], QUERY_BLOCK):
         stop = min(start + QUERY_BLOCK, seen + query.shape[2])

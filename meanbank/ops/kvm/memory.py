@@ -5,6 +5,7 @@ import dataclasses
 from torch import Tensor
 
 from meanbank.core.state import State
+from meanbank.ops.windowed import WindowedMemory
 
 
 @dataclasses.dataclass(frozen=True)
@@ -27,7 +28,7 @@ class KVMRows(State):
 
 
 @dataclasses.dataclass(frozen=True)
-class KVMMemory(State):
+class KVMMemory(WindowedMemory):
     """Everything `kvm_attention` needs in order to go on after `seen` tokens.
 
     rows: the compressed memory; None until the first chunk has left the window.
@@ -46,10 +47,6 @@ class KVMMemory(State):
     window_value: Tensor | None
     window_gate: Tensor | None
     seen: int
-
-    @property
-    def window_length(self) -> int:
-        return self.window_key.shape[2]
 
 
 @dataclasses.dataclass(frozen=True)

@@ -5,6 +5,7 @@ import dataclasses
 from torch import Tensor
 
 from meanbank.core.state import State
+from meanbank.ops.windowed import WindowedMemory
 
 
 @dataclasses.dataclass(frozen=True)
@@ -26,7 +27,7 @@ class OVQRows(State):
 
 
 @dataclasses.dataclass(frozen=True)
-class OVQMemory(State):
+class OVQMemory(WindowedMemory):
     """Everything `ovq_attention` needs in order to go on after `seen` tokens.
 
     rows: the dictionary; None until a token has arrived after the first chunk.
@@ -43,7 +44,3 @@ class OVQMemory(State):
     window_key: Tensor
     window_value: Tensor | None
     seen: int
-
-    @property
-    def window_length(self) -> int:
-        return self.window_key.shape[2]

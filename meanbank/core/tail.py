@@ -1,0 +1,71 @@
+"""Tail: the last tokens of each row, which the next call looks back on."""
+
+import dataclasses
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from meanbank.core.state import State, check_records_nothing, check_tensors, join
+
+
+@dataclasses.dataclass(frozen=True)
+class Tail(State):
+    """The last token of each row and, where calls may be undone, some before it.
+
+    tokens: (B, n, W), right-aligned, zeros before those held.
+    depths: for each row, how many of its last tokens can be forgotten.
+    """
+
+    tokens: Tensor
+    depths: tuple[int, ...]
+
+    @property
+    def last(self) -> Tensor:
+        """The last token of each row, (B, 1, W)."""
+        return self.tokens[:, -1:]
+
+    @property
+    def undoable(self) -> int:
+        return min(self.depths)
+
+    def select(self, rows: Tensor) -> "Tail":
+        tokens = self.tokens.index_select(0, rows.to(self.tokens.device))
+        return Tail(tokens, tuple(self.depths[row] for row in rows.tolist()))
+
+    def repeat(self, times: int) -> "Tail":
+        depths = tuple(depth for depth in self.depths for _ in range(times))
+        return Tail(self.tokens.repeat_interleave(times, dim=0), depths)
+
+    @classmethod
+    def joined(cls, states, seen):
+        depths = sum((state.depths for state in states), ())
+        return Tail(join([state.tokens for state in states]), depths)
+
+    def crop(self, tokens: int) -> "Tail":
+        self.check_crop(tokens)
+        kept = self.tokens.shape[1] - tokens
+        return Tail(self.tokens[:, :kept].clone(), tuple(depth - tokens for depth in self.depths))
+
+    def limited(self, tokens: int) -> "Tail":
+        if max(self.depths) <= tokens:
+            return self
+        depths = tuple(min(depth, tokens) for depth in self.depths)
+        return Tail(self.tokens[:, -1 - max(depths) :].clone(), depths)
+
+
+def check_tail(tail: Any, batch: int, width: int) -> None:
+    """Raise ValueError unless it is the last token of `batch` rows and nothing before; None where
+    width is 0."""
+    if not width:
+        if tail is not None:
+            raise ValueError(f"expected no last tokens, got {type(tail).__name__}")
+        return
+    check_tensors(tail, Tail, tokens=(batch, 1, width))
+    check_records_nothing(tail.depths == (0,) * batch)
+
+
+def tail_nbytes(width: int, tokens: int, dtype: torch.dtype, undo: int) -> int:
+    """Most bytes of a sequence's tail of W = width within the first `tokens` tokens, where `undo`
+    of them can be forgotten."""
+    return width * min(tokens, 1 + undo) * dtype.itemsize
