@@ -12,6 +12,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from meanbank.core.record import NOTHING, Record
 from meanbank.core.tail import Tail
 
 
@@ -19,8 +20,8 @@ from meanbank.core.tail import Tail
 class Span:
     """`length` new tokens of each of some rows that follow `seen` earlier ones.
 
-    rows: their indices in the batch, None for all; start: the column of the first token; undo: how
-    many tokens, at most, the state after this call has to be able to forget again.
+    rows: their indices in the batch, None for all; start: the column of the first token; record:
+    what the state after this call keeps besides.
     Positions come from tokens seen, never from how many rows a memory holds.
     """
 
@@ -28,7 +29,7 @@ class Span:
     length: int
     rows: tuple[int, ...] | None = None
     start: int = 0
-    undo: int = 0
+    record: Record = NOTHING
 
     @property
     def total(self) -> int:
@@ -51,18 +52,18 @@ class Layout:
 
     Tokens of a row are left-aligned: its spans follow each other from column 0, and only the first
     of them goes on from what the row has seen before; each later one begins a document.
-    undo: how many tokens, at most, the states after this call have to be able to forget again.
+    record: what the states after this call keep besides.
     """
 
     seen: tuple[int, ...]  # by each row before this call
     length: int
     spans: tuple[Span, ...]
-    undo: int = 0
+    record: Record = NOTHING
 
     @classmethod
-    def uniform(cls, batch: int, seen: int, length: int, undo: int = 0) -> "Layout":
+    def uniform(cls, batch: int, seen: int, length: int, record: Record = NOTHING) -> "Layout":
         """Every row reads `length` tokens after `seen`."""
-        return cls((seen,) * batch, length, (Span(seen, length, undo=undo),), undo)
+        return cls((seen,) * batch, length, (Span(seen, length, record=record),), record)
 
     @property
     def batch(self) -> int:
@@ -74,7 +75,7 @@ class Layout:
         seen: Sequence[int],
         documents: Sequence[Sequence[int]],
         goes_on: Sequence[bool] | None = None,
-        undo: int = 0,
+        record: Record = NOTHING,
     ) -> "Layout":
         """Row r, which has seen seen[r] tokens, reads documents of lengths documents[r].
 
@@ -84,7 +85,7 @@ class Layout:
         length = max(1, *(sum(lengths) for lengths in documents))
         first = [n if goes_on is None or goes_on[row] else 0 for row, n in enumerate(seen)]
         if len(set(first)) == 1 and all(list(lengths) == [length] for lengths in documents):
-            return cls.uniform(len(seen), first[0], length, undo)
+            return cls.uniform(len(seen), first[0], length, record)
         rows: dict[tuple[int, int, int], list[int]] = {}
         for row, lengths in enumerate(documents):
             start = 0
@@ -94,9 +95,10 @@ class Layout:
                     rows.setdefault(key, []).append(row)
                 start += count
         spans = (
-            Span(before, n, tuple(held), at, undo) for (at, before, n), held in sorted(rows.items())
+            Span(before, n, tuple(held), at, record)
+            for (at, before, n), held in sorted(rows.items())
         )
-        return cls(tuple(seen), length, tuple(spans), undo)
+        return cls(tuple(seen), length, tuple(spans), record)
 
     @property
     def is_uniform(self) -> bool:
@@ -160,8 +162,8 @@ class Layout:
 
     def last(self, x: Tensor, carried: Tail | None) -> Tail:
         """The last token of each row of x (B, T, W), or what it carried where it reads none; and
-        as many before it as it takes to forget `undo` tokens."""
-        depths = tuple(min(depth, self.undo) for depth in self._depths(carried))
+        as many before it as the record takes."""
+        depths = tuple(min(depth, self.record.undo) for depth in self._depths(carried))
         held = [min(depth + 1, total) for depth, total in zip(depths, self.total, strict=True)]
         return Tail(self._ends(x, carried, held, at_least=1), depths)
 

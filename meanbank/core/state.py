@@ -7,6 +7,8 @@ from typing import Any, ClassVar, Self
 import torch
 from torch import Tensor
 
+from meanbank.core.record import Record
+
 
 class State:
     """Base of frozen dataclasses that hold tensors (batch first), other states, and plain data.
@@ -16,7 +18,7 @@ class State:
 
     Forgetting tokens needs to know which numbers belong to which tokens. A state that only holds
     other states forgets what they do; one with tensors of its own forgets nothing, unless it says
-    how: `undoable`, `crop`, and `limited` where it keeps a record for that.
+    how: `undoable`, `crop`, and `limited` where it keeps a record.
     """
 
     @property
@@ -35,9 +37,9 @@ class State:
         self.check_crop(tokens)
         return _rebuild(self, lambda tensor: tensor, lambda state: state.crop(tokens))
 
-    def limited(self, tokens: int) -> Self:
-        """The same without what is only kept to undo more than `tokens` tokens."""
-        return _rebuild(self, lambda tensor: tensor, lambda state: state.limited(tokens))
+    def limited(self, record: Record) -> Self:
+        """The same without what is only kept for more than this record."""
+        return _rebuild(self, lambda tensor: tensor, lambda state: state.limited(record))
 
     def check_crop(self, tokens: int) -> None:
         """Raise ValueError unless the last `tokens` tokens can be forgotten."""
@@ -48,6 +50,7 @@ class State:
             )
 
     registered: ClassVar[dict[str, type["State"]]] = {}  # the classes that a file may name
+    part: ClassVar[str] = "other"  # what the tensors that it holds itself are, in one word or two
 
     def __init_subclass__(cls) -> None:
         State.registered[cls.__name__] = cls
@@ -99,6 +102,17 @@ class State:
 
         self.map(collect)
         return iter(found)
+
+    def nbytes_by_part(self) -> dict[str, int]:
+        """The same as `nbytes`, told apart by what they are for."""
+        found: dict[str, int] = {}
+        for item in _parts(self):
+            if isinstance(item, Tensor):
+                found[self.part] = found.get(self.part, 0) + item.numel() * item.element_size()
+            else:
+                for part, size in item.nbytes_by_part().items():
+                    found[part] = found.get(part, 0) + size
+        return found
 
     def nbytes(self) -> int:
         """Bytes held, without spare storage behind views (states never keep such views)."""
@@ -250,8 +264,8 @@ def gathered(batch: int, parts: dict[int, list[tuple[tuple[int, ...], Any]]]) ->
         held = [row for piece, _ in pieces for row in piece]
         state = pieces[0][1]
         if len(pieces) > 1:
-            undoable = min(state.undoable for _, state in pieces)
-            state = join([state.limited(undoable) for _, state in pieces])
+            record = Record(undo=min(state.undoable for _, state in pieces), provenance=True)
+            state = join([state.limited(record) for _, state in pieces])
         order = sorted(range(len(held)), key=held.__getitem__)
         if order != list(range(len(held))):
             state = state.select(torch.tensor(order))
@@ -323,9 +337,9 @@ def check_tensors(state: Any, kind: type[State], **expected: Tensor | tuple[int,
 
 
 def check_records_nothing(holds: bool) -> None:
-    """Raise ValueError unless a state keeps nothing that is only there to forget tokens."""
+    """Raise ValueError unless a state keeps nothing but what it needs to go on."""
     if not holds:
-        raise ValueError("a record of past tokens is not expected here")
+        raise ValueError("a record of earlier tokens is not expected here")
 
 
 def check_at_least(name: str, tensor: Tensor, least: float) -> None:

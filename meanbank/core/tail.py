@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from meanbank.core.record import Record
 from meanbank.core.state import State, check_records_nothing, check_tensors, join
 
 
@@ -16,6 +17,8 @@ class Tail(State):
     tokens: (B, n, W), right-aligned, zeros before those held.
     depths: for each row, how many of its last tokens can be forgotten.
     """
+
+    part = "last tokens"
 
     tokens: Tensor
     depths: tuple[int, ...]
@@ -47,10 +50,10 @@ class Tail(State):
         kept = self.tokens.shape[1] - tokens
         return Tail(self.tokens[:, :kept].clone(), tuple(depth - tokens for depth in self.depths))
 
-    def limited(self, tokens: int) -> "Tail":
-        if max(self.depths) <= tokens:
+    def limited(self, record: Record) -> "Tail":
+        if max(self.depths) <= record.undo:
             return self
-        depths = tuple(min(depth, tokens) for depth in self.depths)
+        depths = tuple(min(depth, record.undo) for depth in self.depths)
         return Tail(self.tokens[:, -1 - max(depths) :].clone(), depths)
 
 

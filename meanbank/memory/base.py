@@ -33,8 +33,37 @@ class MemoryConfig(Tagged, kind="memory"):
         """What the layer does where its plan leaves a setting open; the backbone's by default."""
         return backbone
 
+    def rows_wanted(self, seen: int) -> int | None:
+        """Compressed rows that its budget allowed when it last took tokens in, `seen` tokens after
+        the start; None for a memory without a budget."""
+        return None
+
+    @property
+    def first_rows(self) -> int:
+        """Compressed rows that it starts with, whatever its budget says."""
+        return 0
+
     def check(self, geometry: Geometry) -> None:
         """Raise ValueError where the settings do not fit a layer's sizes."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Usage:
+    """What a memory holds of each of its sequences.
+
+    exact: tokens that it holds as they are; rows: compressed ones, for `older` earlier tokens.
+    """
+
+    exact: int
+    rows: int = 0
+    older: int = 0
+
+
+class MemoryState(State, abc.ABC):
+    """State of a memory, which can say what it holds."""
+
+    @abc.abstractmethod
+    def usage(self) -> Usage: ...
 
 
 class Memory(nn.Module, abc.ABC):

@@ -7,9 +7,9 @@ from torch import Tensor
 
 from meanbank.core.flops import Flops
 from meanbank.core.geometry import Geometry
-from meanbank.core.state import State, check_tensors
+from meanbank.core.state import check_tensors
 from meanbank.core.values import joined
-from meanbank.memory.base import Memory, MemoryConfig
+from meanbank.memory.base import Memory, MemoryConfig, MemoryState, Usage
 from meanbank.ops.attention import full_attention
 
 
@@ -22,11 +22,16 @@ class Full(MemoryConfig, tag="full"):
 
 
 @dataclasses.dataclass(frozen=True)
-class FullState(State):
+class FullState(MemoryState):
     """key (B, Hkv, S, Dk) and what the value source stores, of all S tokens."""
+
+    part = "exact tokens"
 
     key: Tensor
     values: Tensor
+
+    def usage(self) -> Usage:
+        return Usage(exact=self.key.shape[2])
 
     @property
     def undoable(self) -> int:

@@ -19,7 +19,7 @@ from meanbank.memory.budgets import Budget, PowerLaw
 from meanbank.memory.operator import UPDATES_TO_CATCH_UP, OperatorMemory
 from meanbank.memory.window import visible_pairs
 from meanbank.ops.attention import BlockRule
-from meanbank.ops.kvm import KVMMemory, KVMRows, kvm_attention
+from meanbank.ops.kvm import KVMMemory, KVMRows, KVMUpdate, kvm_attention
 from meanbank.ops.kvm.api import check_backend
 from meanbank.ops.kvm.options import (
     Append,
@@ -90,6 +90,13 @@ class KVM(MemoryConfig, tag="kvm"):
         names += ("gated_writes", "gated_parts", "append", "read_key", "stored_rotary")
         return {name: getattr(self, name) for name in names}
 
+    def rows_wanted(self, seen: int) -> int:
+        return self.budget(max(0, seen - 1) // self.chunk_size * self.chunk_size)
+
+    @property
+    def first_rows(self) -> int:
+        return self.chunk_size
+
     def conventions(self, backbone: Conventions) -> Conventions:
         return dataclasses.replace(backbone, rotary_fraction=min(0.5, backbone.rotary_fraction))
 
@@ -121,7 +128,8 @@ class KeyValueMeans(OperatorMemory):
             self.state_temperature = nn.Parameter(torch.ones(geometry.num_heads))
             self.window_temperature = nn.Parameter(torch.ones(geometry.num_heads))
 
-    def attend(self, query, key, value, gate, memory):
+    def attend(self, query, key, value, gate, memory, destinations):
+        trace: list[KVMUpdate] | None = None if destinations is None else []
         attended = kvm_attention(
             query,
             key,
@@ -134,9 +142,12 @@ class KeyValueMeans(OperatorMemory):
             rotary_dim=self.geometry.rotary_dim,
             memory=memory,
             return_memory=True,
+            trace=trace,
             backend=self.config.backend,
             **self.config.operator_settings(),
         )
+        if destinations is not None:
+            destinations += [update.destination for update in trace or ()]
         return cast(tuple[Tensor, KVMMemory], attended)
 
     def initialize(self) -> None:

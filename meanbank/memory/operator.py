@@ -10,9 +10,10 @@ from torch import Tensor
 
 from meanbank.core.geometry import Geometry
 from meanbank.core.precision import accumulator_dtype
-from meanbank.core.state import State, check_records_nothing, check_tensors
+from meanbank.core.record import Record
+from meanbank.core.state import check_records_nothing, check_tensors
 from meanbank.core.values import Values, joined
-from meanbank.memory.base import Memory
+from meanbank.memory.base import Memory, MemoryState, Usage
 from meanbank.ops.attention import BlockRule
 from meanbank.ops.windowed import WindowedMemory
 
@@ -22,18 +23,27 @@ UPDATES_TO_CATCH_UP = 4096
 
 
 @dataclasses.dataclass(frozen=True)
-class OperatorState(State):
+class OperatorState(MemoryState):
     """The operator's memory without window values, which `values` stores in their source's form.
 
     depth: how many of the last tokens can be forgotten.
     past: for each time in these tokens that a block left the window, oldest first, the state just
         before it, with that block alone for a window.
+    destination: (B, Hkv, S) int32, the row that each of the S tokens before the window went into;
+        None where that is not recorded.
     """
+
+    part = "exact tokens"
 
     memory: WindowedMemory
     values: Tensor
     depth: int = 0
     past: tuple["OperatorState", ...] = ()
+    destination: Tensor | None = None
+
+    def usage(self) -> Usage:
+        exact = self.memory.window_length
+        return Usage(exact=exact, rows=self.memory.num_rows, older=self.memory.seen - exact)
 
     @property
     def undoable(self) -> int:
@@ -47,17 +57,22 @@ class OperatorState(State):
         memories = [first.memory, *(state.memory for state in later)]
         length = sum(memory.window_length for memory in memories) - tokens
         memory: Any = first.memory.followed(memories[1:], length)
+        destination = self.destination
+        if destination is not None and gone:
+            destination = destination[:, :, : seen - length].clone()
         return OperatorState(
             dataclasses.replace(memory, seen=seen),
             joined([state.values for state in (first, *later)], length),
             self.depth - tokens,
             self.past[: len(self.past) - len(gone)],
+            destination,
         )
 
-    def limited(self, tokens: int) -> "OperatorState":
-        depth = min(self.depth, tokens)
+    def limited(self, record: Record) -> "OperatorState":
+        depth = min(self.depth, record.undo)
         past = tuple(p for p in self.past if p.memory.seen >= self.memory.seen - depth)
-        return dataclasses.replace(self, depth=depth, past=past)
+        destination = self.destination if record.provenance else None
+        return dataclasses.replace(self, depth=depth, past=past, destination=destination)
 
 
 class OperatorMemory(Memory):
@@ -73,11 +88,19 @@ class OperatorMemory(Memory):
 
     @abc.abstractmethod
     def attend(
-        self, query: Tensor, key: Tensor, value: Tensor, gate: Tensor | None, memory: Any
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        gate: Tensor | None,
+        memory: Any,
+        destinations: list[Tensor] | None,
     ) -> tuple[Tensor, Any]:
         """Call the operator: outputs (B, H, T, Dv) and its memory after the T tokens.
 
-        The memory has its window values; gate: what `gates` gave for the T tokens.
+        The memory has its window values; gate: what `gates` gave for the T tokens; destinations:
+        where wanted, to be extended by the rows (B, Hkv, C) that the tokens of each block that
+        leaves the window go into.
         """
 
     def gates(self, x: Tensor) -> Tensor | None:
@@ -96,7 +119,8 @@ class OperatorMemory(Memory):
             first -= memory.window_length  # the position of the first token at hand
             values = values.after(state.values)
         dense, gate = values.dense().to(query.dtype), self.gates(gate_input)
-        depth, outputs = min(span.undo, held + span.length), []
+        depth, outputs = min(span.record.undo, held + span.length), []
+        destinations = self._destinations(state, key) if span.record.provenance else None
         left = [at for at in self._leaves(span.total - depth, span.total) if at >= span.seen]
         for start, stop in itertools.pairwise(sorted({span.seen, *left, span.total})):
             if memory is not None:
@@ -112,13 +136,22 @@ class OperatorMemory(Memory):
                 dense[:, :, start - first : stop - first],
                 None if gate is None else gate[:, :, new],
                 memory,
+                destinations,
             )
             memory = dataclasses.replace(memory, window_value=None)
             outputs.append(output)
         output = outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=2)
         kept = torch.arange(span.total - memory.window_length, span.total, device=key.device)
-        new_state = OperatorState(memory, values.stored(kept - first), depth, past)
-        return output, new_state.limited(depth)
+        new_state = OperatorState(
+            memory, values.stored(kept - first), depth, past, _joined_destinations(destinations)
+        )
+        return output, new_state.limited(dataclasses.replace(span.record, undo=depth))
+
+    def _destinations(self, state: OperatorState | None, key: Tensor) -> list[Tensor] | None:
+        """Those recorded so far, to be extended; None where earlier tokens were not."""
+        if state is None:
+            return [torch.zeros(*key.shape[:2], 0, dtype=torch.int32, device=key.device)]
+        return None if state.destination is None else [state.destination]
 
     @abc.abstractmethod
     def check_memory(self, memory: Any, batch: int, seen: int) -> int:
@@ -127,7 +160,7 @@ class OperatorMemory(Memory):
 
     def check_state(self, state, batch, seen, stored):
         check_tensors(state, OperatorState)
-        check_records_nothing(state.depth == 0 and state.past == ())
+        check_records_nothing((state.depth, state.past, state.destination) == (0, (), None))
         length = self.check_memory(state.memory, batch, seen)
         check_tensors(state, OperatorState, values=stored(length))
 
@@ -166,3 +199,12 @@ class OperatorMemory(Memory):
     def gate_nbytes(self, dtype: torch.dtype) -> int:
         """Bytes of what `gates` gives for one token."""
         return 0
+
+
+def _joined_destinations(parts: list[Tensor] | None) -> Tensor | None:
+    """One int32 tensor; nothing is copied where nothing was added."""
+    if parts is None:
+        return None
+    if len(parts) == 1:
+        return parts[0]
+    return torch.cat([part.int() for part in parts], dim=2)

@@ -38,6 +38,13 @@ class OVQ(MemoryConfig, tag="ovq"):
         if self.chunk_size < 1:
             raise ValueError(f"chunk_size must be positive, got {self.chunk_size}")
 
+    def rows_wanted(self, seen: int) -> int:
+        return math.floor(self.budget(max(0, seen - 1) // self.chunk_size * self.chunk_size))
+
+    @property
+    def first_rows(self) -> int:
+        return 1
+
     def conventions(self, backbone: Conventions) -> Conventions:
         return dataclasses.replace(backbone, rotary_fraction=0.0, qk_norm="none")
 
@@ -56,7 +63,7 @@ class OVQAttention(OperatorMemory):
     def initialize(self) -> None:
         init.ones_(self.temperature)
 
-    def attend(self, query, key, value, gate, memory):
+    def attend(self, query, key, value, gate, memory, destinations):
         attended = ovq_attention(
             query,
             key,
@@ -66,6 +73,7 @@ class OVQAttention(OperatorMemory):
             budget=self.config.budget,
             memory=memory,
             return_memory=True,
+            trace=destinations,
         )
         return cast(tuple[Tensor, OVQMemory], attended)
 

@@ -8,25 +8,31 @@ from torch import Tensor
 
 from meanbank.core.flops import Flops
 from meanbank.core.geometry import Geometry
-from meanbank.core.state import State, check_records_nothing, check_tensors
+from meanbank.core.record import Record
+from meanbank.core.state import check_records_nothing, check_tensors
 from meanbank.core.values import joined, selected
-from meanbank.memory.base import Memory
+from meanbank.memory.base import Memory, MemoryState, Usage
 from meanbank.ops.attention.window import WindowRule, key_positions, window_attention
 
 
 @dataclasses.dataclass(frozen=True)
-class WindowState(State):
+class WindowState(MemoryState):
     """Sink tokens, and the last tokens, from where the window of `depth` tokens ago began.
 
     key (B, Hkv, s + L, Dk) and stored values: s sink tokens, then the L last of `seen` tokens, of
     which the last `depth` can be forgotten.
     """
 
+    part = "exact tokens"
+
     window: WindowRule
     key: Tensor
     values: Tensor
     seen: int
     depth: int
+
+    def usage(self) -> Usage:
+        return Usage(exact=self.key.shape[2])
 
     @property
     def undoable(self) -> int:
@@ -43,15 +49,15 @@ class WindowState(State):
             depth=self.depth - tokens,
         )
 
-    def limited(self, tokens: int) -> "WindowState":
-        if self.depth <= tokens:
+    def limited(self, record: Record) -> "WindowState":
+        if self.depth <= record.undo:
             return self
-        kept = kept_of(self.window, self.seen - self.depth, self.seen - tokens, self.seen)
+        kept = kept_of(self.window, self.seen - self.depth, self.seen - record.undo, self.seen)
         return dataclasses.replace(
             self,
             key=self.key.index_select(2, kept.to(self.key.device)),
             values=selected(self.values, kept),
-            depth=tokens,
+            depth=record.undo,
         )
 
 
@@ -82,7 +88,7 @@ class WindowMemory(Memory):
             values = values.after(state.values)
         dense, since = values.dense().to(query.dtype), span.seen - held
         output = window_attention(query, key, dense, self.window, span.seen, since)
-        depth = min(held + span.length, span.undo)
+        depth = min(held + span.length, span.record.undo)
         kept = kept_of(self.window, since, span.total - depth, span.total).to(key.device)
         keys, stored = key.index_select(2, kept), values.stored(kept)
         return output, WindowState(self.window, keys, stored, span.total, depth)

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from meanbank.core.layout import Layout
+from meanbank.core.record import NOTHING, Record
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,16 +48,16 @@ def arrange(
     mask: Tensor | None,
     document_ids: Tensor | None,
     last_ids: Sequence[int | None],
-    undo: int = 0,
+    record: Record = NOTHING,
 ) -> Arrangement:
     """The arrangement of `length` columns after `seen` tokens of each row.
 
     mask: (B, length), false at padding, which may stand anywhere; document_ids: (B, length), which
     change where a document begins; last_ids: those of the last tokens seen, where they were given.
     A row's first document goes on from what it has seen unless its id differs from the last.
-    undo: see `Layout`.
+    record: see `Layout`.
     """
-    plain = Layout.ragged(seen, [[length]] * len(seen), undo=undo)
+    plain = Layout.ragged(seen, [[length]] * len(seen), record=record)
     if mask is None and document_ids is None:
         return Arrangement(plain, length, last_ids=last_ids)
     valid = torch.ones(len(seen), length, dtype=torch.bool)
@@ -81,7 +82,7 @@ def arrange(
             for name, last in zip(names, last_ids, strict=True)
         ]
         last_ids = [n[-1] if n else last for n, last in zip(names, last_ids, strict=True)]
-    layout = Layout.ragged(seen, documents, goes_on, undo)
+    layout = Layout.ragged(seen, documents, goes_on, record)
     if bool(valid.all()):
         return Arrangement(layout, length, last_ids=last_ids)
     width = layout.length

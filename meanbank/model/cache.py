@@ -8,7 +8,11 @@ import torch
 from torch import Tensor
 from transformers.cache_utils import Cache, CacheLayerMixin
 
+from meanbank.core.record import NOTHING, Record
 from meanbank.core.state import State, joined
+from meanbank.memory import KVM, OVQ
+from meanbank.model.config import MeanbankConfig
+from meanbank.model.inspection import CacheDescription, Provenance, describe, provenance
 
 UNDO = 256  # tokens that a recording cache can forget, unless told otherwise
 
@@ -19,15 +23,15 @@ class StateLayer(CacheLayerMixin):
     is_compileable = False
     supports_early_init = False
 
-    def __init__(self, undo: int = UNDO) -> None:
+    def __init__(self) -> None:
         super().__init__()
         self.state: State | None = None
         self.seen = 0  # columns, padding included
         self.lengths: tuple[int, ...] = ()  # tokens of each row's sequence
         self.documents: tuple[int | None, ...] = ()  # the id of each row's last document
         self.device: torch.device | None = None
-        self.default_undo = undo
         self._undo, self.record_past = 0, False  # transformers sets the latter, too
+        self.provenance = False
 
     def store(
         self,
@@ -66,9 +70,8 @@ class StateLayer(CacheLayerMixin):
         self.state, self.seen, self.is_initialized = None, 0, False
         self.lengths, self.documents = (), ()
 
-    def activate_past_recording(self, tokens: int | None = None) -> None:
+    def activate_past_recording(self, tokens: int = UNDO) -> None:
         """See `MeanbankCache.activate_past_recording`."""
-        tokens = self.default_undo if tokens is None else tokens
         if tokens < 1:
             raise ValueError(f"the tokens to be able to forget must be positive, got {tokens}")
         self._undo = max(tokens, self.undo)
@@ -77,6 +80,7 @@ class StateLayer(CacheLayerMixin):
     def record_as(self, other: "StateLayer") -> None:
         """Record what another layer does."""
         self._undo, self.record_past = other._undo, other.record_past
+        self.provenance = other.provenance
 
     @property
     def undo(self) -> int:
@@ -144,15 +148,19 @@ class StateLayer(CacheLayerMixin):
 class MeanbankCache(Cache):
     """States of all layers of one batch of sequences, and last that of a stem that has one.
 
-    undo: how many tokens it can forget again when it is told to record, unless told how many.
+    config: of the model that it is for; empty ones are best made by `MeanbankModel.new_cache`.
     """
 
     layers: list[StateLayer]  # pyright: ignore[reportIncompatibleVariableOverride]
 
-    def __init__(self, num_states: int, made_for: str | None = None, undo: int = UNDO) -> None:
-        """made_for: the layers whose states it holds, as `MeanbankModel.layer_key` names them."""
-        super().__init__(layers=[StateLayer(undo) for _ in range(num_states)])
-        self.made_for = made_for
+    def __init__(self, config: MeanbankConfig) -> None:
+        count = config.num_hidden_layers + config.backbone_parts.stem.carries
+        super().__init__(layers=[StateLayer() for _ in range(count)])
+        self.config = config
+
+    def fits(self, config: MeanbankConfig) -> bool:
+        """Whether a model's layers have states of the same form and meaning."""
+        return config is self.config or _layers_of(config) == _layers_of(self.config)
 
     @property
     def seen(self) -> int:
@@ -165,9 +173,9 @@ class MeanbankCache(Cache):
         return self.layers[0].lengths
 
     @property
-    def undo(self) -> int:
-        """Tokens that calls from now on can be made to forget: 0 unless it records."""
-        return self.layers[0].undo
+    def record(self) -> Record:
+        """What calls from now on keep besides, to forget tokens or to tell where they went."""
+        return Record(undo=self.layers[0].undo, provenance=self.layers[0].provenance)
 
     @property
     def undoable(self) -> int:
@@ -180,6 +188,10 @@ class MeanbankCache(Cache):
         tokens: how many; by default 256, or the largest chunk of a KVM or OVQ layer if that is
         more. Asked for more than once, the most counts. What it costs is in `nbytes`.
         """
+        if tokens is None:
+            memories = [plan.memory for plan in self.config.plans()]
+            chunks = [memory.chunk_size for memory in memories if isinstance(memory, (KVM, OVQ))]
+            tokens = max([UNDO, *chunks])
         for layer in self.layers:
             layer.activate_past_recording(tokens)
 
@@ -188,7 +200,42 @@ class MeanbankCache(Cache):
         for layer in self.layers:
             layer.record_past = False
             if layer.state is not None:
-                layer.state = layer.state.limited(0)
+                layer.state = layer.state.limited(self.record)
+
+    def activate_provenance(self) -> None:
+        """Have the calls from now on record which row of its memory each token goes into.
+
+        For KVM and OVQ layers, see `provenance`; 4 bytes a token and key/value head, which are in
+        `nbytes` and not in files. Raises ValueError for a cache that has tokens already.
+        """
+        if self.lengths:
+            raise ValueError(
+                "provenance is recorded from the first token on; begin with a new cache"
+            )
+        for layer in self.layers:
+            layer.provenance = True
+
+    def provenance(self, layer: int, sequence: int = 0) -> Provenance:
+        """Which tokens went into which row of one layer's memory, for one sequence of the batch.
+
+        Positions count from the start of the sequence's last document. Raises ValueError where
+        there is no such layer or sequence, or nothing was recorded.
+        """
+        states = self._held()[: self.config.num_hidden_layers]
+        for name, index, count in (
+            ("layer", layer, len(states)),
+            ("sequence", sequence, len(self.lengths)),
+        ):
+            if not 0 <= index < count:
+                raise ValueError(f"there is no {name} {index}: the cache has {count}")
+        return provenance(states[layer], sequence)
+
+    def describe(self) -> CacheDescription:
+        """Rows, tokens and bytes of each layer. Raises ValueError for an empty cache.
+
+        >>> print(cache.describe())
+        """
+        return describe(self.config, self._held(), self.lengths)
 
     def crop(self, tokens_to_remove: int) -> None:
         """Forget the last tokens of every row: -k for k of them.
@@ -262,11 +309,11 @@ class MeanbankCache(Cache):
         caches = list(caches)
         if not caches:
             raise ValueError("there is nothing to join")
-        if len({(len(cache.layers), cache.made_for) for cache in caches}) > 1:
+        if not all(cache.fits(caches[0].config) for cache in caches):
             raise ValueError("caches of different models cannot be joined")
         lengths = [cache.lengths for cache in caches]
         columns = zip(*(cache._held() for cache in caches), strict=True)
-        states = [[state.limited(0) for state in parts] for parts in columns]
+        states = [[state.limited(NOTHING) for state in parts] for parts in columns]
         seen = max(cache.seen for cache in caches)
         whole = [joined(parts, lengths) for parts in states]
         documents = sum((cache.documents for cache in caches), ())
@@ -286,7 +333,7 @@ class MeanbankCache(Cache):
         documents: tuple[int | None, ...],
         states: Sequence[Any],
     ) -> "MeanbankCache":
-        cache = MeanbankCache(len(self.layers), self.made_for, self.layers[0].default_undo)
+        cache = MeanbankCache(self.config)
         for layer, state in zip(cache.layers, states, strict=True):
             layer.store(state, seen, lengths, documents)
         return cache
@@ -322,6 +369,12 @@ class MeanbankCache(Cache):
         """Replace what this cache holds by what a file does; see `load`. All or nothing."""
         self.layers = MeanbankCache.load(path, model, tokenizer=tokenizer).layers
         return self
+
+
+def _layers_of(config: MeanbankConfig) -> tuple:
+    """What the states of a model's layers depend on."""
+    sizes = (config.hidden_size, config.num_attention_heads, config.num_key_value_heads)
+    return config.backbone, *sizes, config.head_dim, config.value_head_dim, config.layers
 
 
 def _index(rows: list[int]) -> Tensor:

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from meanbank.core.errors import ContextFileError, one_line
 from meanbank.core.precision import accumulator_dtype
+from meanbank.core.record import NOTHING
 from meanbank.core.state import State
 from meanbank.core.state_tree import flatten, restored
 from meanbank.core.tensor_file import (
@@ -88,7 +89,7 @@ def save_context(
 ) -> None:
     """See `MeanbankCache.save`."""
     path = Path(path)
-    states = [layer.state.limited(0) for layer in cache.layers if layer.state is not None]
+    states = [layer.state.limited(NOTHING) for layer in cache.layers if layer.state is not None]
     if not states:
         raise ContextFileError("the cache is empty: there is nothing to save")
     backbone = model.base_model

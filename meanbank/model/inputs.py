@@ -7,6 +7,7 @@ from torch import Tensor
 
 from meanbank.model.arrangement import Arrangement
 from meanbank.model.cache import MeanbankCache
+from meanbank.model.config import MeanbankConfig
 
 
 def check_token_ids(input_ids: Tensor, vocabulary: int) -> None:
@@ -47,11 +48,9 @@ def check_unknown(keywords: dict[str, Any]) -> None:
             raise ValueError(f"the model does not take {name!r}: it is not supported (yet)")
 
 
-def check_cache(cache: MeanbankCache, own: MeanbankCache, batch: int) -> None:
-    """own: an empty one of the model's."""
-    if len(cache.layers) != len(own.layers):
-        raise ValueError(f"the cache has {len(cache.layers)} layers, the model {len(own.layers)}")
-    if cache.made_for not in (None, own.made_for):
+def check_cache(cache: MeanbankCache, config: MeanbankConfig, batch: int) -> None:
+    """A cache of the model with this config, of `batch` sequences or none."""
+    if not cache.fits(config):
         raise ValueError("the cache was made by a model with other layers; make a new one")
     if cache.lengths and len(cache.lengths) != batch:
         raise ValueError(f"the cache holds {len(cache.lengths)} sequences, the input {batch}")

@@ -1,8 +1,5 @@
 """Hugging Face classes: `MeanbankModel` and `MeanbankForCausalLM`."""
 
-import functools
-import hashlib
-import json
 from collections.abc import Callable
 from typing import Any, Self, cast
 
@@ -15,11 +12,11 @@ from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutpu
 from transformers.utils import logging
 
 from meanbank.core.context import Context
-from meanbank.memory.operator import OperatorMemory
+from meanbank.core.record import NOTHING
 from meanbank.model.arrangement import Arrangement, arrange
 from meanbank.model.backbone import StartValues
 from meanbank.model.block import make_blocks
-from meanbank.model.cache import UNDO, MeanbankCache
+from meanbank.model.cache import MeanbankCache
 from meanbank.model.config import MeanbankConfig
 from meanbank.model.initialization import PLAIN, initialize_backbone
 from meanbank.model.inputs import (
@@ -34,6 +31,8 @@ from meanbank.model.inputs import (
 from meanbank.model.invariance import each_row, rows_alone
 
 logger = logging.get_logger(__name__)
+
+PREFILL_CHUNK = 2048  # tokens of a prompt that are read at a time
 
 
 class MeanbankPreTrainedModel(PreTrainedModel):
@@ -127,23 +126,7 @@ class MeanbankModel(MeanbankPreTrainedModel):
 
     def new_cache(self) -> MeanbankCache:
         """An empty cache for this model."""
-        states = len(self.layers) + self.stem.carries
-        return MeanbankCache(states, self.layer_key, self._default_undo)
-
-    @functools.cached_property
-    def _default_undo(self) -> int:
-        """Tokens that a recording cache can forget: at least a chunk of every layer."""
-        memories = [module for module in self.modules() if isinstance(module, OperatorMemory)]
-        return max([UNDO, *(memory.window.size for memory in memories)])
-
-    @functools.cached_property
-    def layer_key(self) -> str:
-        """What the states of its layers depend on; a cache of another model has another."""
-        config = self.config
-        sizes = (config.hidden_size, config.num_attention_heads, config.num_key_value_heads)
-        sizes += (config.head_dim, config.value_head_dim)
-        described = json.dumps([config.backbone, sizes, config.layers], sort_keys=True)
-        return hashlib.sha256(described.encode()).hexdigest()
+        return MeanbankCache(self.config)
 
     def get_input_embeddings(self) -> nn.Module:
         return self.embedding
@@ -239,13 +222,13 @@ class MeanbankModel(MeanbankPreTrainedModel):
         """Where the tokens of a call stand; ValueError where its arguments do not fit."""
         seen, last_ids, columns = (0,) * batch, (None,) * batch, 0
         if cache is not None:
-            check_cache(cache, self.new_cache(), batch)
+            check_cache(cache, self.config, batch)
             if cache.lengths:
                 seen, last_ids, columns = cache.lengths, cache.documents, cache.seen
         mask = new_columns(attention_mask, batch, columns, length)
         check_documents(document_ids, batch, length)
-        undo = 0 if cache is None else cache.undo
-        arrangement = arrange(seen, length, mask, document_ids, last_ids, undo)
+        record = NOTHING if cache is None else cache.record
+        arrangement = arrange(seen, length, mask, document_ids, last_ids, record)
         if position_ids is not None:
             check_positions(position_ids, arrangement)
         return arrangement
@@ -345,6 +328,40 @@ class MeanbankForCausalLM(MeanbankPreTrainedModel, GenerationMixin):
         )
         return result if _as_dict(return_dict, self.config) else result.to_tuple()
 
+    @torch.no_grad()
+    def prefill(
+        self,
+        input_ids: Tensor,
+        attention_mask: Tensor | None = None,
+        document_ids: Tensor | None = None,
+        cache: MeanbankCache | None = None,
+        prefill_chunk: int = PREFILL_CHUNK,
+    ) -> CausalLMOutputWithPast:
+        """Read a prompt piece by piece: the logits (B, 1, vocab_size) of its last column, and a cache.
+
+        What it needs above the weights and the cache is that of `prefill_chunk` tokens, however
+        long the prompt is; outputs are those of one pass up to rounding. No gradients; other
+        arguments as in `MeanbankModel.forward`. Raises ValueError as it does.
+        """
+        if prefill_chunk < 1:
+            raise ValueError(f"prefill_chunk must be at least 1 token, got {prefill_chunk}")
+        check_token_ids(input_ids, self.config.vocab_size)
+        batch, length = input_ids.shape
+        cache = self.model.new_cache() if cache is None else cache
+        mask = new_columns(attention_mask, batch, cache.seen, length)
+        check_documents(document_ids, batch, length)
+        output: Any = None
+        for start in range(0, length, prefill_chunk):
+            part = slice(start, start + prefill_chunk)
+            output = self(
+                input_ids[:, part],
+                attention_mask=None if mask is None else mask[:, part],
+                document_ids=None if document_ids is None else document_ids[:, part],
+                cache=cache,
+                logits_to_keep=1,
+            )
+        return output
+
     def _head(self, x: Tensor) -> Tensor:
         logits = self.lm_head(x)
         softcap = self.config.backbone_parts.logit_softcap
@@ -372,6 +389,8 @@ class MeanbankForCausalLM(MeanbankPreTrainedModel, GenerationMixin):
             given._is_user_defined = True  # pyright: ignore[reportAttributeAccessIssue]
         if given is not None:
             model_kwargs["cache"] = given
+            if generation_config.prefill_chunk_size is None and "inputs_embeds" not in model_kwargs:
+                generation_config.prefill_chunk_size = PREFILL_CHUNK
 
 
 def _as_dict(return_dict: bool | None, config: MeanbankConfig) -> bool | None:

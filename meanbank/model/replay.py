@@ -10,6 +10,7 @@ from torch import Tensor
 
 from meanbank.core.geometry import merge_heads, split_heads
 from meanbank.core.layout import Layout
+from meanbank.core.record import Record
 from meanbank.core.state import State
 from meanbank.core.tail import Tail
 from meanbank.ops.rwkv7 import rwkv7_recurrence
@@ -59,11 +60,11 @@ class Replay(State):
         self.check_crop(tokens)
         return Replay(self.matrix, tuple(tail.crop(tokens) for tail in self.inputs))
 
-    def limited(self, tokens: int) -> "Replay":
-        """Reads all but the last `tokens` of each row and holds those."""
-        if max(self.depths) <= tokens:
+    def limited(self, record: Record) -> "Replay":
+        """Reads all but the last `undo` tokens of each row and holds those."""
+        if max(self.depths) <= record.undo:
             return self
-        held = tuple(min(depth, tokens) for depth in self.depths)
+        held = tuple(min(depth, record.undo) for depth in self.depths)
         width = self.inputs[0].tokens.shape[1]
         back = torch.arange(width, 0, -1, device=self.matrix.device)  # distances from the end
         stays = (back <= torch.tensor(held, device=self.matrix.device)[:, None])[..., None]

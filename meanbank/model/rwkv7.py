@@ -14,6 +14,7 @@ from meanbank.core.flops import Flops, linear_flops, products
 from meanbank.core.geometry import Geometry, merge_heads, split_heads
 from meanbank.core.layout import Layout
 from meanbank.core.precision import accumulator_dtype
+from meanbank.core.record import Record
 from meanbank.core.state import State, check_records_nothing, check_tensors
 from meanbank.core.tail import Tail, check_tail, tail_nbytes
 from meanbank.model.backbone import Backbone
@@ -51,6 +52,8 @@ class TimeMixState(State):
     past: an earlier matrix and what came after it, where tokens can be forgotten.
     """
 
+    part = "matrix"
+
     last: Tail
     start: Tail | None
     matrix: Tensor
@@ -73,9 +76,9 @@ class TimeMixState(State):
         start = self.start and self.start.crop(tokens)
         return TimeMixState(last, start, matrix, values, past)
 
-    def limited(self, tokens: int) -> "TimeMixState":
-        state = super().limited(tokens)
-        return state if tokens else dataclasses.replace(state, past=None)
+    def limited(self, record: Record) -> "TimeMixState":
+        state = super().limited(record)
+        return state if record.undo else dataclasses.replace(state, past=None)
 
 
 class TimeMix(Mixer):
@@ -151,9 +154,9 @@ class TimeMix(Mixer):
     def _past(
         self, inputs: list[Tensor], state: TimeMixState | None, layout: Layout
     ) -> Replay | None:
-        """What it takes to forget `layout.undo` of the tokens so far, none of them before `state`
-        unless that can forget some."""
-        if not layout.undo:
+        """What it takes to forget the last tokens so far that the record asks for, none of them
+        before `state` unless that can forget some."""
+        if not layout.record.undo:
             return None
         past = None if state is None else state.past
         if past is None:
@@ -161,7 +164,7 @@ class TimeMix(Mixer):
             shape = (*value.shape[:2], value.shape[3], key.shape[3])
             zero = value.new_zeros(shape, dtype=accumulator_dtype(value.dtype))
             past = Replay.after(zero if state is None else state.matrix, inputs)
-        return past.extended(inputs, layout).limited(layout.undo)
+        return past.extended(inputs, layout).limited(layout.record)
 
     @property
     def _keeps_start(self) -> bool:

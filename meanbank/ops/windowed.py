@@ -17,6 +17,8 @@ class WindowedMemory(State):
     last L tokens, or None.
     """
 
+    part = "exact tokens"
+
     rows: Any
     window_key: Tensor
     window_value: Tensor | None
@@ -25,6 +27,11 @@ class WindowedMemory(State):
     @property
     def window_length(self) -> int:
         return self.window_key.shape[2]
+
+    @property
+    def num_rows(self) -> int:
+        """Rows of older tokens."""
+        return 0 if self.rows is None else self.rows.key.shape[2]
 
     def followed(self, later: Sequence[Self], count: int) -> Self:
         """These rows, and the first `count` tokens of this window and those that follow it."""

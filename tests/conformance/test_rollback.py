@@ -337,7 +337,7 @@ def test_what_was_not_recorded_is_not_forgotten(memory):
     assert_refused(cache, 1)
     assert_refused(cache, 14)
     cache.activate_past_recording()
-    assert cache.undo == 256
+    assert cache.record.undo == 256
     feed(model, cache, ids[:, 13:16]), feed(model, cache, ids[:, 16:18])
     assert cache.undoable == 5
     assert_refused(cache, 6)
@@ -369,8 +369,8 @@ def test_depth_follows_the_largest_chunk():
     large = {**MEMORIES["kvm_power_law"], "chunk_size": 300}
     model = make_model("full", "bank", "grouped", torch.float32, plan=[{"memory": large}])
     cache = recording(model)
-    assert cache.undo == 300
+    assert cache.record.undo == 300
     cache.activate_past_recording(17)
-    assert cache.undo == 300
+    assert cache.record.undo == 300
     cache.activate_past_recording(500)
-    assert cache.undo == 500
+    assert cache.record.undo == 500

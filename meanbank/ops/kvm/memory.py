@@ -2,6 +2,7 @@
 
 import dataclasses
 
+import torch
 from torch import Tensor
 
 from meanbank.core.state import State
@@ -17,6 +18,8 @@ class KVMRows(State):
     scale: (B, Hkv, M) what brings a value sum back to scale: the radius (norm of the value that
         opened the row), or, without a value radius, the number of writes.
     """
+
+    part = "rows"
 
     key: Tensor
     value: Tensor
@@ -65,3 +68,12 @@ class KVMUpdate:
     novelty: Tensor | None
     route: Tensor | None
     rows: KVMRows
+
+    @property
+    def destination(self) -> Tensor:
+        """The row that each of the C tokens went into, its own or another's: (B, Hkv, C)."""
+        first = self.rows.count - self.appended.shape[2]
+        own = torch.arange(first, self.rows.count, device=self.appended.device)
+        if self.route is None:
+            return own.expand_as(self.appended)
+        return self.route.scatter(2, self.appended, own.expand_as(self.appended))

@@ -20,6 +20,7 @@ def ovq_attention(
     budget: Callable[[int], float],
     memory: OVQMemory | None = None,
     return_memory: bool = False,
+    trace: list[Tensor] | None = None,
 ) -> Tensor | tuple[Tensor, OVQMemory]:
     """Causal attention over the current chunk and a dictionary of all earlier ones.
 
@@ -48,6 +49,8 @@ def ovq_attention(
             shrinks, has at least one row, and never more than tokens.
         memory: what an earlier call returned, to go on from there; its `seen` says how far it is.
         return_memory: also return the memory after the T tokens.
+        trace: a list that collects, for each chunk taken in, the row (B, Hkv, C) that each of its
+            tokens went into, its own or another's.
 
     Returns:
         (B, H, T, Dv) in the dtype of `value`, or that and the memory. Norms, means, counts and
@@ -69,6 +72,6 @@ def ovq_attention(
     with torch.autocast(query.device.type, enabled=False):  # routing must not drop to half
         common = torch.promote_types(query.dtype, key.dtype)
         output, new_memory = ovq_attention_reference(
-            query.to(common), key.to(common), value, temperature, chunk_size, budget, memory
+            query.to(common), key.to(common), value, temperature, chunk_size, budget, memory, trace
         )
     return (output, new_memory) if return_memory else output

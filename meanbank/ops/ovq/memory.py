@@ -17,6 +17,8 @@ class OVQRows(State):
     count: (B, Hkv, M) how many those were, at least 1.
     """
 
+    part = "rows"
+
     key: Tensor
     value: Tensor
     count: Tensor

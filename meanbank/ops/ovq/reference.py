@@ -34,6 +34,7 @@ def ovq_attention_reference(
     chunk_size: int,
     budget: Callable[[int], float],
     memory: OVQMemory | None,
+    trace: list[Tensor] | None,
 ) -> tuple[Tensor, OVQMemory]:
     """See `meanbank.ops.ovq.ovq_attention`, which checks the arguments."""
     batch, kv_heads, length, key_dim = key.shape
@@ -54,7 +55,7 @@ def ovq_attention_reference(
         parts, split((query,), parts, dim=3), split((key, value), parts), strict=True
     ):
         if start and start % chunk_size == 0:  # a token arrives after a whole chunk
-            rows = take_in(rows, window_key, window_value, int(budget(start)))
+            rows = take_in(rows, window_key, window_value, int(budget(start)), trace)
             window_key, window_value = key[:, :, :0], value[:, :, :0]
         window_key = append(window_key, block_key)
         window_value = append(window_value, block_value)
@@ -89,7 +90,13 @@ def read(query: Tensor, key: Tensor, value: Tensor, rows: OVQRows | None) -> Ten
     return scores.softmax(dim=-1).to(value.dtype) @ value[:, :, None]
 
 
-def take_in(rows: OVQRows | None, key: Tensor, value: Tensor, wanted: int) -> OVQRows:
+def take_in(
+    rows: OVQRows | None,
+    key: Tensor,
+    value: Tensor,
+    wanted: int,
+    trace: list[Tensor] | None = None,
+) -> OVQRows:
     """The dictionary after a chunk: key (B, Hkv, C, Dk), normalised, and value (B, Hkv, C, Dv).
 
     It grows to `wanted` rows by the tokens least similar to all earlier rows, the least similar
@@ -98,13 +105,19 @@ def take_in(rows: OVQRows | None, key: Tensor, value: Tensor, wanted: int) -> OV
     """
     precise = accumulator_dtype(key.dtype)
     key, value = key.to(precise), value.to(precise)
+    first = torch.zeros(*key.shape[:2], 0 if rows else 1, dtype=torch.long, device=key.device)
     if rows is None:
         rows = OVQRows(key[:, :, :1], value[:, :, :1], torch.ones_like(key[:, :, :1, 0]))
         key, value = key[:, :, 1:], value[:, :, 1:]
     count = min(max(wanted - rows.size, 0), key.shape[2])
+    opened = route = first[:, :, :0]
+    if key.shape[2]:
+        opened, route = assign(key, rows.key, count)
+    if trace is not None:
+        own = torch.arange(rows.size, rows.size + count, device=key.device).expand_as(opened)
+        trace.append(torch.cat([first, route.scatter(2, opened, own)], dim=2))
     if key.shape[2] == 0:
         return rows
-    opened, route = assign(key, rows.key, count)
     merged = torch.ones_like(key[..., 0]).scatter(-1, opened, 0.0)  # 0 for tokens with own rows
     new_count = rows.count.scatter_add(-1, route, merged)
     share = (merged / new_count.gather(-1, route))[..., None]
