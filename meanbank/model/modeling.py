@@ -337,7 +337,7 @@ class MeanbankForCausalLM(MeanbankPreTrainedModel, GenerationMixin):
         cache: MeanbankCache | None = None,
         prefill_chunk: int = PREFILL_CHUNK,
     ) -> CausalLMOutputWithPast:
-        """Read a prompt piece by piece: the logits (B, 1, vocab_size) of its last column, and a cache.
+        """Read a prompt piece by piece: logits (B, 1, vocab_size) of its last column, and a cache.
 
         What it needs above the weights and the cache is that of `prefill_chunk` tokens, however
         long the prompt is; outputs are those of one pass up to rounding. No gradients; other
