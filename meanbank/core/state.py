@@ -84,9 +84,7 @@ class State:
         first: Any = states[0]
         parts = {}
         for field in dataclasses.fields(first):
-            values = [getattr(state, field.name) for state in states]
-            below = isinstance(values[0], State)
-            parts[field.name] = joined(values, seen) if below else join(values)
+            parts[field.name] = joined([getattr(state, field.name) for state in states], seen)
         return dataclasses.replace(first, **parts)
 
     def to(self, device: torch.device | str, *, non_blocking: bool = False) -> Self:
@@ -161,9 +159,14 @@ def _class_of(states: Sequence[Any]) -> type[State]:
     return type(states[0])
 
 
-def joined(states: Sequence[Any], seen: Sequence[tuple[int, ...]]) -> Any:
-    """See `State.joined`."""
-    return _class_of(states).joined(states, seen)
+def joined(parts: Sequence[Any], seen: Sequence[tuple[int, ...]]) -> Any:
+    """See `State.joined`; parts may also be what states hold."""
+    kind = _class_of(parts)
+    if issubclass(kind, State):
+        return kind.joined(parts, seen)
+    if kind is tuple and any(isinstance(item, State) for item in parts[0]):
+        return tuple(joined(items, seen) for items in zip(*parts, strict=True))
+    return join(parts)
 
 
 def join(states: Sequence[Any]) -> Any:

@@ -4,6 +4,7 @@ import dataclasses
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from meanbank.core.record import Record
@@ -42,8 +43,9 @@ class Tail(State):
 
     @classmethod
     def joined(cls, states, seen):
-        depths = sum((state.depths for state in states), ())
-        return Tail(join([state.tokens for state in states]), depths)
+        width = max(state.tokens.shape[1] for state in states)
+        tokens = [F.pad(x.tokens, (0, 0, width - x.tokens.shape[1], 0)) for x in states]
+        return Tail(join(tokens), sum((state.depths for state in states), ()))
 
     def crop(self, tokens: int) -> "Tail":
         self.check_crop(tokens)

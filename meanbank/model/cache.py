@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from transformers.cache_utils import Cache, CacheLayerMixin
 
-from meanbank.core.record import NOTHING, Record
+from meanbank.core.record import Record
 from meanbank.core.state import State, joined
 from meanbank.memory import KVM, OVQ
 from meanbank.model.config import MeanbankConfig
@@ -77,10 +77,11 @@ class StateLayer(CacheLayerMixin):
         self._undo = max(tokens, self.undo)
         self.record_past = True
 
-    def record_as(self, other: "StateLayer") -> None:
-        """Record what another layer does."""
-        self._undo, self.record_past = other._undo, other.record_past
-        self.provenance = other.provenance
+    def record_as(self, others: Sequence["StateLayer"]) -> None:
+        """Record what all of some other layers do."""
+        self._undo = min(layer.undo for layer in others)
+        self.record_past = self._undo > 0
+        self.provenance = all(layer.provenance for layer in others)
 
     @property
     def undo(self) -> int:
@@ -283,9 +284,7 @@ class MeanbankCache(Cache):
                 for state in self._held()
             ],
         )
-        for layer, old in zip(chosen.layers, self.layers, strict=True):
-            layer.record_as(old)
-        return chosen
+        return chosen.recording_as([self])
 
     def repeat(self, times: int) -> "MeanbankCache":
         """A new cache with every row `times` times, copies next to each other.
@@ -302,9 +301,8 @@ class MeanbankCache(Cache):
         """A new cache of all rows of some caches, one after the other; those stay as they are.
 
         Rows may be at different places. `seen` is the largest: in an attention mask over all
-        columns the others' rows are padded on the left. What caches record to forget tokens is left
-        behind. Raises ValueError for caches of different
-        models or devices, or without tokens.
+        columns the others' rows are padded on the left. It records what all of them do.
+        Raises ValueError for caches of different models or devices, or without tokens.
         """
         caches = list(caches)
         if not caches:
@@ -313,11 +311,29 @@ class MeanbankCache(Cache):
             raise ValueError("caches of different models cannot be joined")
         lengths = [cache.lengths for cache in caches]
         columns = zip(*(cache._held() for cache in caches), strict=True)
-        states = [[state.limited(NOTHING) for state in parts] for parts in columns]
+        provenance = all(cache.record.provenance for cache in caches)
+        whole = []
+        for states in columns:
+            undo = min(state.undoable for state in states)
+            record = Record(undo=undo, provenance=provenance)
+            whole.append(joined([state.limited(record) for state in states], lengths))
         seen = max(cache.seen for cache in caches)
-        whole = [joined(parts, lengths) for parts in states]
         documents = sum((cache.documents for cache in caches), ())
-        return caches[0]._changed(seen, sum(lengths, ()), documents, whole)
+        return caches[0]._changed(seen, sum(lengths, ()), documents, whole).recording_as(caches)
+
+    def emptied(self) -> "MeanbankCache":
+        """A new cache without tokens that records what this one does."""
+        return MeanbankCache(self.config).recording_as([self])
+
+    def recording_as(self, caches: Sequence["MeanbankCache"]) -> "MeanbankCache":
+        """This cache, from now on recording what all of some caches do."""
+        for layer, *others in zip(self.layers, *(cache.layers for cache in caches), strict=True):
+            layer.record_as(others)
+        return self
+
+    def take(self, other: "MeanbankCache") -> None:
+        """Hold what another cache does from now on, and record what this one did."""
+        self.layers = other.recording_as([self]).layers
 
     def _held(self) -> list[State]:
         """The states of the layers; ValueError where there are none."""
@@ -367,7 +383,7 @@ class MeanbankCache(Cache):
 
     def restore(self, path: str | Path, model: Any, *, tokenizer: Any = None) -> Self:
         """Replace what this cache holds by what a file does; see `load`. All or nothing."""
-        self.layers = MeanbankCache.load(path, model, tokenizer=tokenizer).layers
+        self.take(MeanbankCache.load(path, model, tokenizer=tokenizer))
         return self
 
 

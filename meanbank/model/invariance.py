@@ -63,15 +63,15 @@ def _each_row(forward: Callable[..., Any], model: Any, arguments: dict, batch: i
     cache = one_of(arguments.pop("cache", None), arguments.pop("past_key_values", None))
     return_dict = arguments.pop("return_dict", None)
     if cache is not None:
-        check_cache(cache, model.new_cache(), batch)
+        check_cache(cache, model.config, batch)
     outputs = []
     for row in range(batch):
         part = {name: _part(name, value, row, batch) for name, value in arguments.items()}
-        before = None if cache is None or not cache.lengths else cache.select([row])
+        before = cache and (cache.select([row]) if cache.lengths else cache.emptied())
         outputs.append(forward(**part, cache=before, return_dict=True))
     if outputs[0].cache is not None:  # all or nothing, as in `forward`
         cache = model.new_cache() if cache is None else cache
-        cache.layers = MeanbankCache.join([output.cache for output in outputs]).layers
+        cache.take(MeanbankCache.join([output.cache for output in outputs]))
     hidden = None
     if outputs[0].hidden_states is not None:
         layers = zip(*(output.hidden_states for output in outputs), strict=True)

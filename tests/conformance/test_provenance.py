@@ -128,12 +128,13 @@ def test_rows_at_different_places():
 
 
 def test_what_it_costs_and_where_it_is_not():
-    """4 bytes a token and head; it is not in files, not in joined caches, and not asked late."""
+    """4 bytes a token and head; of joined caches all or none have it, and it is not asked late."""
     model = make_model("kvm_power_law", "bank", "grouped", torch.float64, layers=2)
     cache, plain, ids = recording(model), model.model.new_cache(), torch.randint(40, (2, 41))
     feed(model, cache, ids), feed(model, plain, ids)
     older = 41 - cache.describe().layers[0].exact[0]
     assert cache.nbytes() - plain.nbytes() == 2 * 2 * 2 * older * 4  # layers, sequences, heads
+    assert type(cache).join([cache, cache]).nbytes() == 2 * cache.nbytes()
     joined = type(cache).join([cache, plain])
     assert joined.nbytes() == 2 * plain.nbytes()
     for wrong, words in (

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from meanbank import MeanbankCache
+from meanbank import MeanbankCache, batch_invariant
 from meanbank.core.state import State
 from tests.conformance.models import BACKBONES, CHUNK, MEMORIES, SOURCES, make_model
 
@@ -286,6 +286,34 @@ def test_each_row_forgets_what_is_recorded_of_it(memory):
     tokens = apart.undoable
     apart.crop(-tokens)
     assert_rows(model, apart, ids[1:, : 8 - tokens].tolist(), torch.randint(40, (1, 7)))
+
+
+@pytest.mark.parametrize("memory", EVERY_MEMORY)
+def test_joined_caches_forget_what_all_of_them_can(memory):
+    model, ids = small(memory), torch.randint(40, (3, 13))
+    first, second = recording(model, 7), recording(model, 5)
+    feed(model, first, ids[:2, :4]), feed(model, first, ids[:2, 4:])
+    feed(model, second, ids[2:, :11])
+    joined = MeanbankCache.join([first, second])
+    assert joined.record.undo == joined.undoable == 5
+    joined.crop(-5)
+    assert_rows(model, joined, [*ids[:2, :8].tolist(), ids[2, :6].tolist()], ids[:, :6])
+    assert joined.undoable == 5  # it goes on recording
+    alone = MeanbankCache.join([first, model(ids[:1], use_cache=True).cache])
+    assert alone.record.undo == 0
+    assert_refused(alone, 14)
+
+
+@pytest.mark.parametrize("memory", EVERY_MEMORY)
+def test_rows_read_one_by_one_record_too(memory):
+    model, ids = small(memory), torch.randint(40, (2, 17))
+    cache, never = recording(model, 7), recording(model, 7)
+    with batch_invariant():
+        feed(model, cache, ids[:, :11]), feed(model, cache, ids[:, 11:14])
+        cache.crop(-6)
+        feed(model, never, ids[:, :8])
+        assert_same(cache, never)
+        assert (feed(model, cache, ids[:, 8:]) - feed(model, never, ids[:, 8:])).abs().max() < 1e-10
 
 
 @pytest.mark.parametrize("memory", EVERY_MEMORY)
