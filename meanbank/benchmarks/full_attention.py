@@ -81,6 +81,7 @@ def _blocks(query: Tensor, key: Tensor, block: int) -> Iterator[tuple[slice, int
     The probabilities are valid until the next block.
     """
     count, length, width = query.shape
+    block = min(block, length)
     group = _group(query)
     buffer = _buffer(query, key, block)
     hidden = torch.full((block, block), -math.inf, dtype=query.dtype, device=query.device).triu_(1)

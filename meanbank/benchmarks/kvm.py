@@ -42,9 +42,11 @@ class KVMBenchmark:
     dtypes: tuple[str, ...] = ("float32",)
     arms: tuple[str, ...] = ARMS
 
+    def __post_init__(self) -> None:
+        self._check_room()
+
     def run(self) -> Iterator[Record]:
         """Yield the records of each cell (dtype, phase, length) when it has been measured."""
-        self._check_room()
         cells = [(d, p, n) for d in self.dtypes for p in self.phases for n in self.lengths]
         with self.machine.settled(), progress("bench kvm", len(cells)) as report:
             for dtype, phase, length in cells:

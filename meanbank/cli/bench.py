@@ -321,8 +321,10 @@ def _measure(name: str, benchmark: Any, common: Common, tables: tuple[str, ...] 
 def _show(records: list[Record]) -> None:
     from meanbank.reports import benchmark_tables, print_table
 
+    told = set()
     for table in benchmark_tables(records):
-        print_table(table, meaning=True)
+        print_table(table, meaning=table.meaning not in told)  # the same words once
+        told.add(table.meaning)
     by = records[-1]["produced_by"]
     threads = f"{by['threads']} thread{'s' if by['threads'] > 1 else ''}"
     print(

@@ -1,8 +1,10 @@
 """The figure of a benchmark: time against length, both logarithmic."""
 
+import math
 from collections.abc import Sequence
 from io import BytesIO
 from pathlib import Path
+from textwrap import fill
 from typing import TYPE_CHECKING, Any
 
 from meanbank.reports.benchmarks import (
@@ -26,6 +28,11 @@ if TYPE_CHECKING:
 _BELOW: Any = "outside lower center"  # Any: the types of matplotlib know only places inside
 _PANEL = (3.5, 3.1)  # inches
 _PANELS_A_ROW = 3
+_LEAST_LABEL_GAP = 0.05  # of an axis
+_CAPTION = (
+    "Numbers: growth exponents of time over length. Rings: first length from which on KVM is "
+    "faster than PyTorch's attention."
+)
 
 _DOTTED = (1.0, 1.2)
 _SATURATING = Style(color="#009E73", marker="s")
@@ -102,10 +109,11 @@ def _style(line: Sequence[Record]) -> Style:
 
 
 def _draw(axes: "Axes", title: str, found: Sequence[Record]) -> None:
-    from matplotlib.ticker import FuncFormatter, NullFormatter
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
     by_arm = series(found)
     baseline = points_of(by_arm.get(("sdpa", None), []))
+    ends = []
     for line in by_arm.values():
         points, style = points_of(line), _style(line)
         marker = style.marker if len(points) <= 12 else ""
@@ -123,25 +131,34 @@ def _draw(axes: "Axes", title: str, found: Sequence[Record]) -> None:
             )
         exponent = growth_exponent(points)
         if exponent is not None and line[0]["arm"] != "reference":
-            last = max(points)
-            axes.annotate(
-                f"{exponent:.2f}",
-                (last, points[last]),
-                xytext=(5, 0),
-                textcoords="offset points",
-                color=style.color,
-                fontsize=7.5,
-                verticalalignment="center",
-                annotation_clip=False,
-            )
+            ends.append((points[max(points)], f"{exponent:.2f}", style.color))
     axes.set_yscale("log")
+    axes.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
     axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: _short(value)))
-    axes.yaxis.set_minor_formatter(NullFormatter())
+    axes.yaxis.set_minor_locator(NullLocator())
+    _label_ends(axes, ends)
     token_axis(axes, powers_apart=1 if len({r["length"] for r in found}) <= 7 else 2)
     axes.set_title(title[0].upper() + title[1:])
     axes.set_xlabel("tokens")
     axes.set_ylabel(f"time ({'CPU' if found[0]['clock'] == 'cpu' else 'wall'})")
     axes.tick_params(colors=GUIDE, labelcolor="#333333")
+
+
+def _label_ends(axes: "Axes", ends: list[tuple[float, str, str]]) -> None:
+    """Write a growth exponent beside the end of each line, apart from one another."""
+    low, high = axes.get_ylim()
+    lowest = -1.0
+    for value, text, color in sorted(ends):
+        height = math.log(value / low) / math.log(high / low)
+        lowest = max(height, lowest + _LEAST_LABEL_GAP)
+        axes.annotate(
+            text,
+            (1.01, lowest),
+            xycoords="axes fraction",
+            color=color,
+            fontsize=7.5,
+            verticalalignment="center",
+        )
 
 
 def _short(value: float) -> str:
@@ -158,4 +175,11 @@ def _legend(canvas: "Canvas", lines: Sequence[Sequence[Record]]) -> None:
         name = label({**line[0], "budget": None}) if line[0]["bench"] == "bank" else label(line[0])
         handles.setdefault(name, Line2D([], [], marker=style.marker, label=name, **style.line))
     columns = max(1, min(len(handles), int(canvas.get_size_inches()[0] / 2.1)))
-    canvas.legend(handles=list(handles.values()), loc=_BELOW, ncols=columns)
+    legend = canvas.legend(
+        handles=list(handles.values()),
+        loc=_BELOW,
+        ncols=columns,
+        title=fill(_CAPTION, round(15 * canvas.get_size_inches()[0])),
+        title_fontsize=7.5,
+    )
+    legend.get_title().set_color(GUIDE)

@@ -133,7 +133,12 @@ def _operator_tables(bench: str, phase: str, dtype: str, found: Sequence[Record]
     ]
     times = Table(
         title=f"{title}: time {each} by tokens",
-        meaning=(f"Medians of {_clock(clock)}; arms took turns.",),
+        meaning=(
+            f"Means of {_clock(clock)} over the last fifth of the tokens up to there; arms took "
+            "turns token by token."
+            if bench == "trajectory"
+            else f"Medians of {_clock(clock)}; arms took turns.",
+        ),
         columns=("Arm", *map(length, lengths)),
         rows=tuple(rows),
     )
@@ -160,7 +165,7 @@ def _comparison(
                     _at(line, last, "ratio_to_sdpa", times),
                     _at(line, last, "ratio_to_full", times),
                     _at(line, last, "share_of_limit", percent),
-                    _at(line, last, "spread", percent),
+                    _at(line, last, "spread", percent) if line[-1]["rounds"] > 1 else DASH,
                     DASH if exponent is None else f"{exponent:.2f}",
                     DASH if faster is None else length(faster),
                     *((_at(line, last, size or "", binary_size),) if sized else ()),
