@@ -32,15 +32,17 @@ demo: setup ## train, evaluate and compare small models on real text: report in 
 bench: setup ## time operators, layers and models side by side (hours): tables in runs/bench
 	$(BIN)/meanbank bench kvm --lengths 512..32768 --dtype float32,bfloat16 \
 		--json $(BENCH)/kvm.jsonl --out $(BENCH)
-	$(BIN)/meanbank bench bank --lengths 2048,8192,32768 --memory full,fixed,sqrt \
+	$(BIN)/meanbank bench bank --lengths 2048,8192 --memory full,fixed,sqrt \
 		--json $(BENCH)/bank.jsonl --out $(BENCH)
+	$(BIN)/meanbank bench bank --lengths 32768 --memory full,fixed,sqrt --layers 8 \
+		--json $(BENCH)/bank-32k.jsonl --out $(BENCH)/bank-32k
 	$(BIN)/meanbank bench trajectory --tokens 32768 --json $(BENCH)/trajectory.jsonl --out $(BENCH)
 	$(BIN)/meanbank bench model --phase training --lengths 1024,8192 \
 		--json $(BENCH)/training.jsonl --out $(BENCH)/training
 	$(BIN)/meanbank bench model --phase prefill,decode --lengths 1024,8192,32768 \
 		--json $(BENCH)/serving.jsonl --out $(BENCH)/serving
-	$(BIN)/meanbank bench show $(BENCH)/kvm.jsonl $(BENCH)/bank.jsonl $(BENCH)/trajectory.jsonl \
-		$(BENCH)/training.jsonl $(BENCH)/serving.jsonl --markdown > $(BENCH)/tables.md
+	$(BIN)/meanbank bench show $(BENCH)/kvm.jsonl $(BENCH)/bank.jsonl $(BENCH)/bank-32k.jsonl \
+		$(BENCH)/trajectory.jsonl $(BENCH)/training.jsonl $(BENCH)/serving.jsonl --markdown > $(BENCH)/tables.md
 	@echo "tables as Markdown: $(BENCH)/tables.md"
 
 test: setup ## run the tests

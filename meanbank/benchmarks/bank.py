@@ -11,7 +11,7 @@ from meanbank.benchmarks.ceilings import probes
 from meanbank.benchmarks.decode import Decoder, decode_arm, offsets
 from meanbank.benchmarks.limits import Work
 from meanbank.benchmarks.records import Effort, Measured, Record, records_of, sizes_of
-from meanbank.benchmarks.settings import BUDGETS, DTYPES, SEED, Machine, Sizes
+from meanbank.benchmarks.settings import BUDGETS, DTYPES, SEED, Machine, Sizes, check_room
 from meanbank.benchmarks.timing import alternate
 from meanbank.core.context import Context
 from meanbank.core.flops import Flops
@@ -73,6 +73,7 @@ class BankBenchmark:
     def __post_init__(self) -> None:
         if self.vocabulary < 1:
             raise ValueError(f"vocabulary must be positive, got {self.vocabulary}")
+        self._check_room()
 
     def run(self) -> Iterator[Record]:
         """Yield the records of each cell (dtype, memory, length) when it has been measured."""
@@ -127,6 +128,18 @@ class BankBenchmark:
                 layers = self._layers(memory, PROJECTED, kind)
             made[name] = BankDecoder(self, layers, length, kind)
         return made
+
+    def _check_room(self) -> None:
+        """Raise ValueError where tables and full caches, with new ones beside them, cannot fit."""
+        if "full" not in self.memories or self.machine.device != "cpu":
+            return
+        sizes, widest = self.sizes, max(DTYPES[dtype].itemsize for dtype in self.dtypes)
+        rows = {"bank": 1, "cached": 2, "projected": 2}  # keys, or keys and values
+        held = [rows[arm] * sizes.batch * max(self.lengths) for arm in self.arms]
+        tables = self.vocabulary * (set(self.arms) != {"projected"})
+        width = sizes.layers * sizes.heads * sizes.head_dim * widest
+        what = f"decode at {max(self.lengths)} tokens in {sizes.layers} layers with full attention"
+        check_room((sum(held) + max(held) + tables) * width, what)
 
     def _layers(
         self, memory: str, values: dict[str, Any], dtype: torch.dtype

@@ -1,7 +1,6 @@
 """The operator: KVM attention against full attention, in whole passes, backward and decode."""
 
 import dataclasses
-import os
 from collections.abc import Iterator
 from typing import Any
 
@@ -15,7 +14,7 @@ from meanbank.benchmarks.limits import PHASES, work
 from meanbank.benchmarks.operands import Operands, kvm, sdpa
 from meanbank.benchmarks.peak import peak_bytes
 from meanbank.benchmarks.records import Effort, Measured, Record, records_of, sizes_of
-from meanbank.benchmarks.settings import DTYPES, Machine, Sizes
+from meanbank.benchmarks.settings import DTYPES, Machine, Sizes, check_room
 from meanbank.benchmarks.timing import Arm, Timing, alternate
 from meanbank.core.progress import progress
 from meanbank.ops.kvm.api import check_backend
@@ -124,16 +123,8 @@ class KVMBenchmark:
         widest = max(DTYPES[dtype].itemsize for dtype in self.dtypes)
         row = 2 * self.sizes.batch * self.sizes.heads * self.sizes.head_dim * widest
         needed = caches * self.sizes.layers * (max(self.lengths) + self.sizes.chunk_size) * row
-        try:
-            there = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-        except (AttributeError, ValueError, OSError):
-            return
-        if needed > 0.9 * there:
-            raise ValueError(
-                f"decode at {max(self.lengths)} tokens takes {needed / 2**30:.1f} GiB for the full "
-                f"caches of {self.sizes.layers} layers, and there are {there / 2**30:.1f}: give "
-                "fewer --layers, or --arms without full or sdpa"
-            )
+        what = f"decode at {max(self.lengths)} tokens"
+        check_room(needed, f"{what}, with {self.sizes.layers} layers' full caches,")
 
 
 def timed_arms(arms: tuple[str, ...]) -> list[str]:

@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import gc
+import os
 import platform
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -118,6 +119,19 @@ def check_positive(name: str, value: float) -> None:
     """Raise ValueError unless `value` is above 0."""
     if not value > 0:
         raise ValueError(f"{name} must be positive, got {value}")
+
+
+def check_room(needed: float, what: str) -> None:
+    """Raise ValueError where `needed` bytes are more than nine tenths of the machine's memory."""
+    try:
+        there = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (AttributeError, ValueError, OSError):  # not told here
+        return
+    if needed > 0.9 * there:
+        raise ValueError(
+            f"{what} takes {needed / 2**30:.1f} GiB, and there are {there / 2**30:.1f}: give fewer "
+            "--layers, shorter --lengths or fewer --arms"
+        )
 
 
 def parse_names(kind: str, text: str, choices: Iterable[str]) -> list[str]:
