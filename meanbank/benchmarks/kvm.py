@@ -17,9 +17,9 @@ from meanbank.benchmarks.records import Effort, Measured, Record, records_of, si
 from meanbank.benchmarks.settings import DTYPES, Machine, Sizes, check_room
 from meanbank.benchmarks.timing import Arm, Timing, alternate
 from meanbank.core.progress import progress
-from meanbank.ops.kvm.api import check_backend
+from meanbank.ops.kvm.api import BACKENDS, check_backend
 
-ARMS = ("ours", "reference", "sdpa", "full")
+ARMS = ("ours", *BACKENDS, "sdpa", "full")
 Key = tuple[str, str | None]  # arm and budget
 
 
@@ -27,9 +27,9 @@ Key = tuple[str, str | None]  # arm and budget
 class KVMBenchmark:
     """What `meanbank bench kvm` measures.
 
-    Arms: "ours", the operator's default backend; "reference", its specification; "sdpa",
-    PyTorch's own attention; "full", the best full attention that we found in plain PyTorch.
-    Where the default backend is the reference, it is timed once and recorded as both.
+    Arms: "ours", the operator's default backend; any backend by its name, such as "reference", the
+    specification; "sdpa", PyTorch's own attention; "full", the best full attention that we found
+    in plain PyTorch. The default backend's own name is timed once and recorded as both.
     """
 
     machine: Machine = Machine()
@@ -39,7 +39,7 @@ class KVMBenchmark:
     lengths: tuple[int, ...] = (512, 2048, 8192)
     budgets: tuple[str, ...] = ("fixed", "sqrt")
     dtypes: tuple[str, ...] = ("float32",)
-    arms: tuple[str, ...] = ARMS
+    arms: tuple[str, ...] = ("ours", "reference", "sdpa", "full")
 
     def __post_init__(self) -> None:
         self._check_room()
@@ -128,15 +128,15 @@ class KVMBenchmark:
 
 
 def timed_arms(arms: tuple[str, ...]) -> list[str]:
-    """The arms, without the reference where "ours" is the same."""
-    same = check_backend("auto") == "reference" and "ours" in arms
-    return [arm for arm in arms if not (same and arm == "reference")]
+    """The arms, without the backend that "ours" stands for where that is among them."""
+    default = check_backend("auto")
+    return [arm for arm in arms if not ("ours" in arms and arm == default)]
 
 
 def names_of(arm: str, arms: tuple[str, ...]) -> list[str]:
     """The names under which the time of an arm is recorded."""
-    stands_for_both = arm == "ours" and "reference" not in timed_arms(arms)
-    return [arm, "reference"] if stands_for_both and "reference" in arms else [arm]
+    default = check_backend("auto")
+    return [arm, default] if arm == "ours" and default in arms else [arm]
 
 
 def _about(decoder: Decoder) -> Record:

@@ -1,7 +1,7 @@
 """The time of every generated token, from the second to the last: the paper's decode series.
 
-One layer an arm. The arms take turns token by token, so each begins with what the others have left
-in the caches; updates of KVM's memory fall on the token that makes them.
+One layer an arm. The arms take turns token by token, a different one first each time, so each begins
+with what the others have left in the caches; updates of KVM's memory fall on the token that makes them.
 """
 
 import dataclasses
@@ -14,7 +14,7 @@ import torch
 
 from meanbank.benchmarks.ceilings import probes
 from meanbank.benchmarks.full_decode import FullCache, fastest_layouts
-from meanbank.benchmarks.kvm import ARMS, Key, timed_arms
+from meanbank.benchmarks.kvm import ARMS, Key, names_of, timed_arms
 from meanbank.benchmarks.limits import Work, rows_read
 from meanbank.benchmarks.operands import Operands, flash, kvm
 from meanbank.benchmarks.records import Measured, Record, records_of, sizes_of
@@ -69,11 +69,16 @@ class TrajectoryBenchmark:
             stops = {stop: start for start, stop in stretches(self.tokens)}
             for at in range(self.tokens):
                 token = operands.tokens(at, at + 1)[0]
-                for key, stepper in steppers.items():
-                    self.times[key].append(self._timed(stepper, token, at))
+                first = at % len(steppers)  # whoever is first pays for what the loop did before
+                for key in [*self.times][first:] + [*self.times][:first]:
+                    self.times[key].append(self._timed(steppers[key], token, at))
                 report(1, f"{at + 1} tokens")
                 if at + 1 in stops:
-                    measured = [self._stretch(key, stops[at + 1], at + 1) for key in self.times]
+                    measured = [
+                        self._stretch(key, name, stops[at + 1], at + 1)
+                        for key in self.times
+                        for name in names_of(key[0], self.arms)
+                    ]
                     common = {"bench": "trajectory", "phase": "decode", "length": at + 1}
                     yield from records_of(
                         {**common, "dtype": self.dtype}, measured, ceilings, self.machine
@@ -94,13 +99,13 @@ class TrajectoryBenchmark:
         self.machine.synchronize()
         return time.process_time() - cpu, time.perf_counter() - wall
 
-    def _stretch(self, key: Key, start: int, stop: int) -> Measured:
-        """The mean over the tokens at positions [start, stop)."""
-        arm, budget = key
+    def _stretch(self, key: Key, name: str, start: int, stop: int) -> Measured:
+        """The mean over the tokens at positions [start, stop), under that name."""
+        _, budget = key
         part = self.times[key][start:stop]
         cpu, wall = (sum(column) / len(part) for column in zip(*part, strict=True))
         return Measured(
-            arm=arm,
+            arm=name,
             budget=budget,
             timing=Timing((cpu,), (wall,)),
             work=self._work(budget, start, stop),

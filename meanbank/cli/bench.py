@@ -79,8 +79,9 @@ def bench_kvm(
         lengths: tokens: 512..32768 doubles from one to the other, 512,2048 are just those.
         budget: names of fixed (256 rows), sqrt (16·√N rows), saturating (at most 1024 rows).
         dtype: names of float32, bfloat16, float16.
-        arms: names of ours (KVM's default backend), reference (its specification), sdpa
-            (PyTorch's attention), full (the best full attention in plain PyTorch).
+        arms: names of ours (KVM's default backend), any of its backends such as reference (the
+            specification), sdpa (PyTorch's attention), full (the best full attention in plain
+            PyTorch).
         heads: of queries, keys and values.
         head_dim: channels a head.
         batch: sequences.
@@ -178,7 +179,7 @@ def bench_trajectory(
         tokens: to generate; the paper's series has 32768.
         budget: names of fixed, sqrt, saturating.
         dtype: of all tensors.
-        arms: names of ours, reference, sdpa, full.
+        arms: names as for bench kvm.
         heads: of queries, keys and values.
         head_dim: channels a head.
         batch: sequences.

@@ -73,7 +73,7 @@ def label(record: Record) -> str:
         memory, _, bank = arm.partition("+")
         shown = "full attention" if memory == "full" else f"KVM, {BUDGET_LABELS[memory]}"
         return f"{shown} + bank" if bank else shown
-    name = ARM_LABELS.get(arm, arm)
+    name = ARM_LABELS.get(arm, f"KVM, {arm}")
     return f"{name}, {BUDGET_LABELS[budget]}" if budget in BUDGET_LABELS else name
 
 
