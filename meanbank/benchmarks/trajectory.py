@@ -1,7 +1,8 @@
 """The time of every generated token, from the second to the last: the paper's decode series.
 
-One layer an arm. The arms take turns token by token, a different one first each time, so each begins
-with what the others have left in the caches; updates of KVM's memory fall on the token that makes them.
+One layer an arm. The arms take turns token by token, a different one first each time, so each
+begins with what the others have left in the caches; updates of KVM's memory fall on the token that
+makes them.
 """
 
 import dataclasses
