@@ -4,12 +4,14 @@ PYTHON      ?= python3
 TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
 # Test processes, one thread each.
 JOBS        ?= 2
+# A new folder for what `make bench` measures.
+BENCH       ?= runs/bench
 
 BIN   := .venv/bin
 STAMP := .venv/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test format lint types wheel check clean
+.PHONY: help setup demo bench test format lint types wheel check clean
 
 help: ## list the targets
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /  make \1|/' | column -t -s '|'
@@ -26,6 +28,22 @@ $(STAMP): pyproject.toml constraints.txt scripts/install_torch.sh
 
 demo: setup ## train, evaluate and compare small models on real text: report in runs/demo
 	$(BIN)/meanbank demo --out runs/demo
+
+bench: setup ## time operators, layers and models side by side (hours): tables in runs/bench
+	$(BIN)/meanbank bench kvm --lengths 512..32768 --dtype float32,bfloat16 \
+		--json $(BENCH)/kvm.jsonl --out $(BENCH)
+	$(BIN)/meanbank bench bank --lengths 2048,8192 --memory full,fixed,sqrt \
+		--json $(BENCH)/bank.jsonl --out $(BENCH)
+	$(BIN)/meanbank bench bank --lengths 32768 --memory full,fixed,sqrt --layers 8 \
+		--json $(BENCH)/bank-32k.jsonl --out $(BENCH)/bank-32k
+	$(BIN)/meanbank bench trajectory --tokens 32768 --json $(BENCH)/trajectory.jsonl --out $(BENCH)
+	$(BIN)/meanbank bench model --phase training --lengths 1024,8192 \
+		--json $(BENCH)/training.jsonl --out $(BENCH)/training
+	$(BIN)/meanbank bench model --phase prefill,decode --lengths 1024,8192,32768 \
+		--json $(BENCH)/serving.jsonl --out $(BENCH)/serving
+	$(BIN)/meanbank bench show $(BENCH)/kvm.jsonl $(BENCH)/bank.jsonl $(BENCH)/bank-32k.jsonl \
+		$(BENCH)/trajectory.jsonl $(BENCH)/training.jsonl $(BENCH)/serving.jsonl --markdown > $(BENCH)/tables.md
+	@echo "tables as Markdown: $(BENCH)/tables.md"
 
 test: setup ## run the tests
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS)

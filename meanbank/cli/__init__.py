@@ -12,6 +12,7 @@ from typing import Annotated, Any, Union
 import tyro
 from transformers.utils.logging import disable_progress_bar
 
+from meanbank.cli.bench import BENCH
 from meanbank.cli.checkpoints import export_checkpoint, import_checkpoint
 from meanbank.cli.context import build_context, show_context
 from meanbank.cli.demo import demo
@@ -86,6 +87,7 @@ def parse(arguments: list[str]) -> Callable[[], int]:
                 {
                     **{name: _bound(verb) for name, verb in VERBS.items()},
                     "context": _group("Read texts once, and go on from a file.", CONTEXT),
+                    "bench": _group("Time operators, layers and models side by side.", BENCH),
                 },
                 prog="meanbank",
                 args=arguments,

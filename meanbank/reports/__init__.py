@@ -1,6 +1,15 @@
 """Reports from result files alone: tables, figures and one self-contained page."""
 
-from meanbank.reports.console import print_tables
+from meanbank.reports.benchmark_figures import draw_benchmark
+from meanbank.reports.benchmarks import (
+    benchmark_tables,
+    csv,
+    first_faster,
+    growth_exponent,
+    load_records,
+    markdown,
+)
+from meanbank.reports.console import print_table, print_tables
 from meanbank.reports.expectations import demo_tables, expectations_table
 from meanbank.reports.figures import Figure, draw_figures
 from meanbank.reports.loading import load_demo
@@ -17,10 +26,18 @@ __all__ = [
     "Row",
     "Sample",
     "Table",
+    "benchmark_tables",
+    "csv",
     "demo_tables",
+    "draw_benchmark",
     "draw_figures",
     "expectations_table",
+    "first_faster",
+    "growth_exponent",
     "load_demo",
+    "load_records",
+    "markdown",
+    "print_table",
     "print_tables",
     "write_report",
 ]

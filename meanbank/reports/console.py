@@ -21,8 +21,18 @@ def print_tables(results: DemoResults, console: Console | None = None) -> None:
     """Print every table of the demo, by default to standard output."""
     console = console or _standard_output()
     for table in demo_tables(results):
-        for part in _parts(table):
-            console.print(_rendered(part))
+        print_table(table, console)
+
+
+def print_table(table: Table, console: Console | None = None, *, meaning: bool = False) -> None:
+    """Print one table, by default to standard output, and below it what it means if wanted."""
+    console = console or _standard_output()
+    for part in _parts(table):
+        console.print(_rendered(part))
+    if meaning:
+        for line in table.meaning:
+            console.print(Text(line, style="dim"))
+        console.print()
 
 
 def _standard_output() -> Console:

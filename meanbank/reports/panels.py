@@ -48,7 +48,7 @@ def draw_loss_by_position(axes: "Axes", arms: Sequence[LanguageArm]) -> None:
     axes.set_title("Loss by position")
     axes.set_xlabel("position in the document (tokens)")
     axes.set_ylabel("loss (nats a token)")
-    _token_axis(axes, powers_apart=1)
+    token_axis(axes, powers_apart=1)
     if trained:
         _mark_context(axes, trained, f"trained to {length(trained)}")
 
@@ -121,7 +121,7 @@ def draw_memory(axes: "Axes", arms: Sequence[LanguageArm], *, label_ends: bool =
     axes.yaxis.set_major_locator(LogLocator(base=16))
     axes.yaxis.set_minor_locator(NullLocator())
     axes.yaxis.set_major_formatter(FuncFormatter(lambda size, _: _round_size(size)))
-    _token_axis(axes, powers_apart=2)
+    token_axis(axes, powers_apart=2)
     for context in MEMORY_CONTEXTS:
         _mark_context(axes, context, None)
     if label_ends:
@@ -187,7 +187,8 @@ def draw_held_out(axes: "Axes", arms: Sequence[LanguageArm], bigram: Bigram | No
     axes.set_ylabel("bits per byte")
 
 
-def _token_axis(axes: "Axes", *, powers_apart: int) -> None:
+def token_axis(axes: "Axes", *, powers_apart: int) -> None:
+    """A logarithmic axis of tokens, with a label every so many powers of two."""
     from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
     axes.set_xscale("log", base=2)
