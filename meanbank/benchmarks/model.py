@@ -24,7 +24,6 @@ from meanbank.model.roles import Role, role_of
 PHASES = ("training", "prefill", "decode")
 MEMORIES = ("full", *BUDGETS)
 ARMS = tuple(name for memory in MEMORIES for name in (memory, f"{memory}+bank"))
-PREFILL_CHUNK = 2048
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -92,13 +91,14 @@ class ModelBenchmark:
         cells = [(d, p, n) for d in self.dtypes for p in self.phases for n in self.lengths]
         with self.machine.settled(), progress("bench model", len(cells)) as report:
             for dtype in self.dtypes:
-                models = {arm: self._model(arm, DTYPES[dtype]) for arm in self.arms}
+                models = {arm: self.model(arm, DTYPES[dtype]) for arm in self.arms}
                 for phase in self.phases:
                     for length in self.lengths:
                         yield from self.cell(models, dtype, phase, length)
                         report(1, f"{phase} at {length} tokens in {dtype}")
 
-    def _model(self, arm: str, dtype: torch.dtype) -> MeanbankForCausalLM:
+    def model(self, arm: str, dtype: torch.dtype) -> MeanbankForCausalLM:
+        """The model of that name."""
         torch.manual_seed(SEED)
         model = MeanbankForCausalLM(self.sizes.config(arm))
         return model.to(self.machine.device, dtype)  # pyright: ignore[reportCallIssue, reportArgumentType]
@@ -166,7 +166,7 @@ class ModelBenchmark:
         model.eval()
         if phase == "prefill":
             return prefill_arm(model, ids[:, :length]), {}
-        cache = read(model, ids[:, :length])
+        cache: Any = model.prefill(ids[:, :length]).cache
         extra = {"state_bytes": cache.nbytes(), "cache": cache}
         return self._decode_arm(model, cache, ids, length), extra
 
@@ -247,12 +247,3 @@ def prefill_arm(model: MeanbankForCausalLM, ids: Tensor) -> Arm:
         return cache
 
     return Arm(run=run)
-
-
-@torch.inference_mode()
-def read(model: MeanbankForCausalLM, ids: Tensor) -> MeanbankCache:
-    """A cache after the tokens."""
-    cache = model.model.new_cache()
-    for part in ids.split(PREFILL_CHUNK, dim=1):
-        model(part, cache=cache, logits_to_keep=1)
-    return cache

@@ -259,6 +259,56 @@ def bench_model(
     return _measure("model", benchmark, common)
 
 
+def bench_soak(
+    lengths: str = "8192,65536,524288",
+    dtype: str = "float32",
+    models: str = "fixed,sqrt",
+    piece: int = 2048,
+    batch: int = 1,
+    hidden_size: int = 256,
+    layers: int = 8,
+    heads: int = 4,
+    vocabulary: int = 8192,
+    chunk_size: int = 256,
+    common: Shared = Common(),
+) -> int:
+    """Read a long text piece by piece: speed, bytes held and peak as it gets longer.
+
+    Args:
+        lengths: tokens after which to look: 8192..524288 doubles from one to the other.
+        dtype: float32, bfloat16 or float16.
+        models: names of full, fixed, sqrt, saturating; each with +bank has a bank in the last
+            third of its layers.
+        piece: tokens read at a time.
+        batch: sequences.
+        hidden_size: width of the models.
+        layers: of the models.
+        heads: of the models.
+        vocabulary: token ids.
+        chunk_size: tokens a block of KVM; its window has two.
+    """
+    from meanbank.benchmarks import parse_lengths, parse_names
+    from meanbank.benchmarks.model import ARMS, ModelSizes
+    from meanbank.benchmarks.soak import SoakBenchmark
+
+    benchmark = SoakBenchmark(
+        machine=common.machine(),
+        sizes=ModelSizes(
+            batch=batch,
+            vocabulary=vocabulary,
+            hidden_size=hidden_size,
+            layers=layers,
+            heads=heads,
+            chunk_size=chunk_size,
+        ),
+        lengths=tuple(parse_lengths(lengths)),
+        piece=piece,
+        dtype=dtype,
+        arms=tuple(parse_names("model", models, ARMS)),
+    )
+    return _measure("soak", benchmark, common)
+
+
 def bench_show(
     files: Annotated[tuple[Path, ...], tyro.conf.Positional],
     /,
@@ -292,6 +342,7 @@ BENCH = {
     "bank": bench_bank,
     "trajectory": bench_trajectory,
     "model": bench_model,
+    "soak": bench_soak,
     "show": bench_show,
 }
 

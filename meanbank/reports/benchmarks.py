@@ -69,7 +69,7 @@ def first_faster(points: Points, baseline: Points) -> int | None:
 def label(record: Record) -> str:
     """The name of an arm as tables and figures show it."""
     arm, budget = str(record["arm"]), str(record.get("budget"))
-    if record["bench"] == "model":
+    if record["bench"] in ("model", "soak"):
         memory, _, bank = arm.partition("+")
         shown = "full attention" if memory == "full" else f"KVM, {BUDGET_LABELS[memory]}"
         return f"{shown} + bank" if bank else shown
@@ -107,6 +107,8 @@ def benchmark_tables(records: Sequence[Record]) -> list[Table]:
             tables.append(_model_table(phase, dtype, found))
         elif bench == "bank":
             tables.append(_bank_table(dtype, found))
+        elif bench == "soak":
+            tables.append(_soak_table(dtype, found))
         else:
             tables += _operator_tables(bench, phase, dtype, found)
     return tables
@@ -254,6 +256,25 @@ def _model_table(phase: str, dtype: str, found: Sequence[Record]) -> Table:
             *(f"tok/s\n{length(n)}" for n in lengths),
             *(f"{shown}\n{length(n)}" for n in lengths),
         ),
+        rows=tuple(rows),
+    )
+
+
+def _soak_table(dtype: str, found: Sequence[Record]) -> Table:
+    rows = []
+    for line in series(found).values():
+        for record in line:
+            sizes = (record[f"{name}_bytes"] for name in ("state", "peak", "resident"))
+            shown = (DASH if size is None else binary_size(size) for size in sizes)
+            cells = (label(record), length(record["length"]), rate(record["tokens_per_second"]))
+            rows.append(Row(cells=(*cells, *shown)))
+    return Table(
+        title=f"A long text, {found[0]['piece']:,} tokens at a time, {dtype}",
+        meaning=(
+            "Tokens a second since the line before. Held: bytes of the cache; peak: most bytes at "
+            "a time besides the weights; resident: of the process.",
+        ),
+        columns=("Model", "Tokens", "tok/s", "Held", "Peak", "Resident"),
         rows=tuple(rows),
     )
 

@@ -13,7 +13,7 @@ from meanbank.benchmarks.full_attention import full, full_backward, full_forward
 from meanbank.benchmarks.full_decode import KEYS, VALUES, FullCache, fastest_layouts
 from meanbank.benchmarks.kvm import KVMBenchmark, attend, backward_arm, names_of, timed_arms
 from meanbank.benchmarks.limits import rows_read, work
-from meanbank.benchmarks.model import ModelBenchmark, ModelSizes, read
+from meanbank.benchmarks.model import ModelBenchmark, ModelSizes
 from meanbank.benchmarks.operands import Operands, kvm
 from meanbank.benchmarks.peak import peak_bytes
 
@@ -247,8 +247,8 @@ def test_model_work_and_arms():
     bench = ModelBenchmark(sizes=sizes, arms=("full", "sqrt+bank"))
     ids = torch.randint(32, (1, 20 + 5))
     for name in bench.arms:
-        model = bench._model(name, torch.float32).eval()
-        cache = read(model, ids[:, :20])
+        model = bench.model(name, torch.float32).eval()
+        cache = model.prefill(ids[:, :20]).cache
         held = cache.nbytes()
         # The fused kernel is not counted.
         math = sdpa_kernel(SDPBackend.MATH)

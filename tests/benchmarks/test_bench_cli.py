@@ -42,12 +42,12 @@ FIELDS = {
 @pytest.fixture(autouse=True)
 def small_ceilings(monkeypatch):
     """Ceilings of tiny work, and no repetitions for the clock's sake."""
-    from meanbank.benchmarks import bank, ceilings, kvm, model, timing, trajectory
+    from meanbank.benchmarks import bank, ceilings, kvm, model, soak, timing, trajectory
 
     def probes(machine, dtype):
         return ceilings.probes(machine, dtype, side=8, nbytes=4096)
 
-    for module in (bank, kvm, model, trajectory):
+    for module in (bank, kvm, model, soak, trajectory):
         monkeypatch.setattr(module, "probes", probes)
     monkeypatch.setitem(timing.alternate.__kwdefaults__, "least_seconds", 0.0)
     monkeypatch.setattr("meanbank.benchmarks.full_decode.TRIAL_BYTES", 2**12)
@@ -144,9 +144,42 @@ def test_bank_trajectory_and_model(tmp_path, capsys):
         assert words in shown
 
 
+def test_soak(tmp_path, capsys):
+    path, small = tmp_path / "soak.jsonl", ("--vocabulary", "40", "--layers", "2", "--piece", "8")
+    sizes = ("--hidden-size", "16", "--heads", "2", "--chunk-size", "4")
+    common = ("--json", str(path), "--out", str(tmp_path))
+    assert (
+        run(
+            "soak",
+            "--lengths",
+            "1096,1200,2000",
+            "--models",
+            "fixed,full+bank",
+            *small,
+            *sizes,
+            *common,
+        )
+        == 0
+    )
+    records = lines(path)
+    assert [(r["arm"], r["length"]) for r in records] == [
+        (arm, length) for arm in ("fixed", "full+bank") for length in (1096, 1200, 2000)
+    ]
+    assert all(record.keys() >= FIELDS for record in records)
+    held = [[r[f"{name}_bytes"] for r in records] for name in ("state", "peak")]
+    for numbers in held:
+        assert len(set(numbers[:3])) == 1  # a fixed memory that is full
+        assert numbers[3:] == sorted(set(numbers[3:]))
+    capsys.readouterr()
+    assert run("show", str(path)) == 0
+    assert "A long text, 8 tokens at a time" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
+        (["soak", "--piece", "0"], "piece must be positive"),
+        (["soak", "--dtype", "int8"], "unknown dtype 'int8'; choose one of"),
         (["kvm", "--lengths", "512.."], "is not a positive number of tokens"),
         (["kvm", "--lengths", "1024..512"], "ends before it begins"),
         (["kvm", "--lengths", "0"], "is not a positive number of tokens"),
