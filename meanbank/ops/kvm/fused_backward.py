@@ -1,0 +1,171 @@
+"""The pass backward of Key-Value Means, by hand: steps in reverse, each with the memory it had.
+
+Going back, an update is undone from what it replaced, so that the memory is again what the queries
+before it read, to the last bit. Probabilities are computed anew. Shapes as in `fused_forward`.
+"""
+
+import math
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from meanbank.ops.kvm.fused_forward import Pass, Update, merge_weight, packed
+from meanbank.ops.kvm.fused_keys import CompressedKeys, accumulate
+from meanbank.ops.kvm.fused_memory import MemoryGradients, WorkingMemory
+from meanbank.ops.kvm.fused_writes import Step
+
+
+class Totals(NamedTuple):
+    """Gradients to be added up: query (B, H, T, Dk), or None where nothing needs it; those of the
+    others, (N, T, ...) in the precision of sums."""
+
+    query: Tensor | None
+    key: Tensor
+    value: Tensor
+    gate: Tensor | None
+
+
+def backward(
+    run: Pass,
+    memory: WorkingMemory | None,
+    updates: list[Update],
+    output_gradient: Tensor | None,
+    rows_gradient: tuple[Tensor | None, ...],
+    needed: dict[str, bool],
+) -> tuple[Tensor | None, ...]:
+    """Gradients of the operands, None for those that have none.
+
+    memory: as the pass forward left it; it changes. output_gradient: (B, H, T, Dv) or None;
+    rows_gradient: of the rows (N, M, ...) that are carried on. needed: which operands need one.
+    """
+    totals = start(run, needed, output_gradient)
+    gradients = None if memory is None else MemoryGradients(memory, rows_gradient)
+    for step in reversed(run.steps):
+        if output_gradient is not None:
+            unread(run, step, memory, gradients, totals, output_gradient[:, :, step.queries])
+        if step.overflow is not None:
+            assert memory is not None and gradients is not None
+            unwrite(run, step, updates.pop(), memory, gradients, totals)
+    return finish(run, memory, gradients, totals)
+
+
+def start(run: Pass, needed: dict[str, bool], output_gradient: Tensor | None) -> Totals:
+    operands, heads = run.operands, math.prod(run.kv_heads)
+    users = ["query", "window_temperature", "state_temperature"]
+    if isinstance(run.keys, CompressedKeys):  # queries are mapped by parameters of LN_s
+        users += ["norm_weight", "norm_bias"]
+    wanted = output_gradient is not None and any(needed[name] for name in users)
+
+    def zeros(x: Tensor) -> Tensor:
+        return x.new_zeros(heads, *x.shape[2:], dtype=run.precise)
+
+    gate = operands.merge_gate
+    return Totals(
+        torch.empty_like(operands.query) if wanted else None,
+        zeros(operands.key),
+        zeros(operands.value),
+        None if gate is None else zeros(gate),
+    )
+
+
+def unread(
+    run: Pass,
+    step: Step,
+    memory: WorkingMemory | None,
+    gradients: MemoryGradients | None,
+    totals: Totals,
+    output_gradient: Tensor,
+) -> None:
+    """The gradients of one step's attention, given that of its outputs (B, H, n, Dv)."""
+    rows = memory.prepared if memory is not None and step.rows else None
+    queries, (key, value) = run.query(step), run.visible(step, rows)
+    near, far = run.grouped(run.near(queries)), run.grouped(run.far(queries))
+    probabilities = run.probabilities(step, near, far, key, rows)
+    output_gradient = run.grouped(output_gradient.flatten(0, 1))
+    by_probability = run.buffer("gradients", run.dtype, *probabilities.shape)
+    torch.bmm(output_gradient, value.mT, out=by_probability)
+    by_score = torch.ops.aten._softmax_backward_data.out(
+        by_probability,
+        probabilities,
+        -1,
+        run.dtype,
+        grad_input=run.buffer("scores", run.dtype, *probabilities.shape),
+    )
+    far_scores, near_scores = map(packed, by_score.tensor_split([step.rows], dim=-1))
+    far_share, near_share = map(packed, probabilities.tensor_split([step.rows], dim=-1))
+    accumulate(totals.value[:, step.exact], near_share.mT, output_gradient)
+    accumulate(totals.key[:, step.exact], near_scores.mT, near)
+    if rows is not None and gradients is not None:
+        gradients.read(far_scores, far, far_share, output_gradient)
+    if totals.query is None:
+        return
+    gradient = run.near.backward(queries, torch.bmm(near_scores, key).view_as(queries))
+    if rows is not None:
+        far_gradient = torch.bmm(far_scores, rows.keys).view(*queries.shape[:2], -1)
+        gradient = gradient + run.far.backward(queries, far_gradient)
+    totals.query[:, :, step.queries] = gradient.view(*run.heads, *queries.shape[1:])
+
+
+def unwrite(
+    run: Pass,
+    step: Step,
+    update: Update,
+    memory: WorkingMemory,
+    gradients: MemoryGradients,
+    totals: Totals,
+) -> None:
+    """Undo an update of the memory and add the gradients of the tokens that it took in."""
+    key, tokens = run.tokens(step)
+    tokens.start_backward()
+    before = memory.count - step.appended
+    if not before:
+        gradients.settle(None)
+        tokens.opened_backward(gradients.sums[:, : memory.count], "initial")
+    else:
+        own = torch.arange(before, memory.count, device=key.device).expand(len(key), -1)
+        written = own if update.route is None else torch.cat([update.route, own], dim=1)
+        gradients.settle(memory.changed(written))
+        if update.route is not None:
+            assert update.before is not None
+            weight = merge_weight(tokens, update.appended)
+            tokens.merged_backward(gradients.at(update.route), weight)
+            memory.restore(update.route, update.before)
+        if update.appended is not None:
+            opened = gradients.sums[:, before : memory.count]
+            tokens.opened_backward(opened, "append", update.appended)
+            opened.zero_()
+    memory.shrink(before)
+    totals.key[:, step.overflow] += run.keys.stored_backward(key, tokens.stored_gradient)
+    totals.value[:, step.overflow] += tokens.value_gradient
+    if totals.gate is not None and tokens.gate_gradient is not None:
+        totals.gate[:, step.overflow] += tokens.gate_gradient
+
+
+def finish(
+    run: Pass,
+    memory: WorkingMemory | None,
+    gradients: MemoryGradients | None,
+    totals: Totals,
+) -> tuple[Tensor | None, ...]:
+    """What was added up, for each operand, in its dtype."""
+    by_norm, by_state, by_rows = (None, None), None, (None, None, None)
+    if memory is not None and gradients is not None:
+        if memory.count:  # rows that were carried in
+            gradients.settle(None)
+            by_rows = memory.parts(gradients.sums[:, : memory.count])
+        by_norm = run.keys.parameter_gradients(run.far)
+        by_state = _by_temperature(run, run.far.scale_gradient)
+    by_sequence = (None if x is None else run.by_head(x) for x in totals[1:])
+    by_window = _by_temperature(run, run.near.scale_gradient)
+    found = (totals.query, *by_sequence, *by_norm, by_state, by_window, *by_rows)
+    return tuple(
+        None if x is None or gradient is None else gradient.to(x.dtype)
+        for x, gradient in zip(run.operands, found, strict=True)
+    )
+
+
+def _by_temperature(run: Pass, scale_gradient: Tensor) -> Tensor:
+    """The gradient (H,) of temperatures from that of the factors (B H, 1, 1)."""
+    scale = 1 / math.sqrt(run.operands.query.shape[-1])
+    return scale_gradient.view(run.heads).sum(dim=0) * scale
