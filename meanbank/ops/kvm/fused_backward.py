@@ -79,12 +79,13 @@ def unread(
 ) -> None:
     """The gradients of one step's attention, given that of its outputs (B, H, n, Dv)."""
     rows = memory.prepared if memory is not None and step.rows else None
-    queries, (key, value) = run.query(step), run.visible(step, rows)
+    queries, (key, value) = run.query(step), run.exact(step)
     near, far = run.grouped(run.near(queries)), run.grouped(run.far(queries))
     probabilities = run.probabilities(step, near, far, key, rows)
     output_gradient = run.grouped(output_gradient.flatten(0, 1))
     by_probability = run.buffer("gradients", run.dtype, *probabilities.shape)
-    torch.bmm(output_gradient, value.mT, out=by_probability)
+    for part, values in run.visible(step, rows, value):
+        torch.bmm(output_gradient, values.mT, out=by_probability[..., part])
     by_score = torch.ops.aten._softmax_backward_data.out(
         by_probability,
         probabilities,

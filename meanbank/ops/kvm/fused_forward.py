@@ -80,13 +80,17 @@ class Pass:
         self.capacity = call.steps[-1].rows
         self._buffers: dict[tuple[str, torch.dtype], Tensor] = {}
         longest = max(step.count for step in call.steps)
-        group = self.heads[1] // self.kv_heads[1]
+        self.group = group = self.heads[1] // self.kv_heads[1]
         widest = max(step.rows + step.window for step in call.steps)
+        value_dim = operands.value.shape[-1]
         heads, written = math.prod(self.kv_heads), call.options.chunk_size * self.capacity
         self._sizes = {
-            "values": heads * widest * operands.value.shape[-1],
+            "values": heads * widest * value_dim,
+            "updates": heads * call.options.chunk_size * (self.keys.width + value_dim + 1),
             "scores": heads * max(group * longest * widest, written if call.updates else 0),
         }
+        # heads of the batch and steps of time are a view of the outputs as products give them
+        self.writes_through = group == 1 and self.heads[0] == 1
         self._hidden = None
         if longest > 1:
             future = torch.full((longest, longest), -math.inf, dtype=call.dtype, device=key.device)
@@ -117,15 +121,24 @@ class Pass:
         """(B H, n, X) -> (N, G n, X): the queries of a group side by side."""
         return x.reshape(math.prod(self.kv_heads), -1, x.shape[-1])
 
-    def visible(self, step: Step, rows: PreparedRows | None) -> tuple[Tensor, Tensor]:
-        """Keys (N, L, Dk) of the window, and values (N, M + L, Dv) of memory rows and window."""
+    def exact(self, step: Step) -> tuple[Tensor, Tensor]:
+        """Keys (N, L, Dk) and values (N, L, Dv) of the window."""
         key, value = self.operands.key, self.operands.value
         key, value = key[:, :, step.exact].flatten(0, 1), value[:, :, step.exact].flatten(0, 1)
-        if rows is not None:
-            shape = (len(value), step.rows + step.window, value.shape[-1])
-            out = self.buffer("values", self.dtype, *shape)
-            value = torch.cat([rows.values, value], dim=1, out=out)
         return packed(key), value
+
+    def visible(
+        self, step: Step, rows: PreparedRows | None, value: Tensor
+    ) -> list[tuple[slice, Tensor]]:
+        """Values of [memory rows; window], (N, M + L, Dv) in consecutive parts."""
+        if rows is None:
+            return [(slice(None), value)]
+        if value.device.type != "cpu" or value.itemsize >= 4:
+            return [(slice(step.rows), rows.values), (slice(step.rows, None), value)]
+        # one product of what is contiguous is faster than two for which a CPU copies operands
+        shape = (len(value), step.rows + step.window, value.shape[-1])
+        out = self.buffer("values", self.dtype, *shape)
+        return [(slice(None), torch.cat([rows.values, value], dim=1, out=out))]
 
     def tokens(self, step: Step) -> tuple[Tensor, Tokens]:
         """The keys (N, C, Dk) that overflow, and what they write."""
@@ -172,9 +185,16 @@ def forward(
             rows = memory.prepared if memory.count else None
         queries = run.query(step)
         near, far = run.grouped(run.near(queries)), run.grouped(run.far(queries))
-        key, value = run.visible(step, rows)
-        read = torch.bmm(run.probabilities(step, near, far, key, rows), value)
-        output[:, :, step.queries] = read.view(*run.heads, step.count, -1)
+        key, value = run.exact(step)
+        probabilities = run.probabilities(step, near, far, key, rows)
+        first, *others = run.visible(step, rows, value)
+        here = output[:, :, step.queries]
+        read = here.flatten(0, 1) if run.writes_through else None
+        read = torch.bmm(probabilities[..., first[0]], first[1], out=read)
+        for part, values in others:
+            read.baddbmm_(probabilities[..., part], values)
+        if not run.writes_through:
+            here.copy_(read.view(here.shape))
     return output, memory, updates
 
 
@@ -220,7 +240,8 @@ def take_in(
     if step.merges:
         route = choose_rows(run, similarity, rounding_noise(lengths, memory.lengths))
         replaced = memory.sums_at(route) if recording else None
-        memory.merge(route, tokens.merged(merge_weight(tokens, appended)))
+        update = run.buffer("updates", run.precise, *met.shape[:2], memory.sums.shape[-1])
+        memory.merge(route, tokens.merged(merge_weight(tokens, appended), out=update))
     if trace is not None:
         describe(trace, run, step, memory, appended, novelty, route)
     return Update(appended, route, replaced)

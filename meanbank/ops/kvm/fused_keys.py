@@ -208,24 +208,24 @@ class CompressedKeys:
         self.weight_gradient, self.bias_gradient = torch.zeros_like(weight), torch.zeros_like(bias)
 
     def stored(self, key: Tensor) -> Tensor:
-        normed, *_ = self._plain_norm(position_free(key, self.options.rotary_dim))
+        rotary, channels = self.options.rotary_dim, len(self.weight)
         stored = key.new_empty(*key.shape[:-1], self.width)
-        rotary = self.options.rotary_dim
-        torch.addcmul(
-            self.bias[rotary:],
-            normed[..., rotary:],
-            self.weight[rotary:],
-            out=stored[..., : self.free],
-        )
+        mean = key[..., rotary:].sum(dim=-1, keepdim=True) / channels
+        centred = key[..., rotary:] - mean
+        square = centred.square().sum(dim=-1, keepdim=True) + rotary * mean.square()
+        rstd = torch.rsqrt(square / channels + NORM_EPSILON)
+        free = torch.mul(centred, rstd, out=centred)
+        weight, bias = self.weight[rotary:], self.bias[rotary:]
+        torch.addcmul(bias, free, weight, out=stored[..., : self.free])
         if self.width > self.free:  # zeros are all normalised to the same number
-            stored[..., self.free] = normed[..., 0]
+            torch.mul(mean, -rstd, out=stored[..., self.free : self.free + 1])
             stored[..., self.free + 1] = 1
         return stored
 
     def stored_backward(self, key: Tensor, grad: Tensor) -> Tensor:
         rotary = self.options.rotary_dim
         key = position_free(key, rotary)
-        normed, mean, rstd = self._plain_norm(key)
+        normed, mean, rstd = torch.native_layer_norm(key, key.shape[-1:], None, None, NORM_EPSILON)
         free_grad = grad[..., : self.free]
         self.weight_gradient[rotary:] += (free_grad * normed[..., rotary:]).sum(dim=(0, 1))
         self.bias_gradient[rotary:] += free_grad.sum(dim=(0, 1))
@@ -314,9 +314,6 @@ class CompressedKeys:
         square = keys[..., : self.free].square().sum(dim=-1) + _form(rest, self.maps.gram)
         variance = (square[..., None] + rotary * offset.square()) / channels
         return keys, torch.rsqrt(variance + NORM_EPSILON)
-
-    def _plain_norm(self, key: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        return torch.native_layer_norm(key, key.shape[-1:], None, None, NORM_EPSILON)
 
 
 def _form(x: Tensor, matrix: Tensor) -> Tensor:

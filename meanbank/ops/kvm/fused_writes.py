@@ -85,17 +85,14 @@ class Tokens:
         gated_key = _times(stored, self._factor(gate, write, "key"))
         return torch.cat([gated_key, gated_value, scale], dim=-1)
 
-    def merged(self, weight: Tensor) -> Tensor:
-        """Updates (N, C, W) of rows: weight (N, C) is 1 for the tokens that are merged, else 0."""
-        key_factor, value_factor = (self._merge_factor(weight, part) for part in ("key", "value"))
-        counts = self.options.value_scale == "count"
-        count = weight if counts else torch.zeros_like(weight)
-        parts = (
-            _times(self.stored, key_factor),
-            _times(self.value, value_factor),
-            count[..., None],
-        )
-        return torch.cat(parts, dim=-1)
+    def merged(self, weight: Tensor, out: Tensor) -> Tensor:
+        """Updates (N, C, W) of rows, written to `out`: weight (N, C) is 1 for the tokens that are
+        merged, else 0."""
+        key, value, count = self._parts(out)
+        torch.mul(self.stored, self._merge_factor(weight, "key")[..., None], out=key)
+        torch.mul(self.value, self._merge_factor(weight, "value")[..., None], out=value)
+        count[..., 0] = weight if self.options.value_scale == "count" else 0
+        return out
 
     def start_backward(self) -> None:
         self.stored_gradient = torch.zeros_like(self.stored)

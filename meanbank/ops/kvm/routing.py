@@ -95,14 +95,17 @@ def first_argmax(x: Tensor, noise: Tensor, block: int = 64) -> Tensor:
     It reads x once: the first block whose largest is within noise of the best has the answer.
     """
     size = x.shape[-1]
+    block = min(block, size)
     whole = size // block * block
     largest = x[..., :whole].unflatten(-1, (-1, block)).amax(dim=-1)
     if whole < size:
         largest = torch.cat([largest, x[..., whole:].amax(dim=-1, keepdim=True)], dim=-1)
     least = largest.amax(dim=-1, keepdim=True) - noise[..., None]
-    start = block * _first(largest >= least)
-    within = (start + torch.arange(block, device=x.device)).clamp_max(size - 1)
-    return (start + _first(x.gather(-1, within) >= least)).squeeze(-1)
+    # what is before a last block that is not whole is less than `least`
+    start = (block * _first(largest >= least)).clamp_max(size - block)
+    every_start = x.unfold(-1, block, 1)
+    within = every_start.gather(-2, start[..., None].expand(*start.shape, block)).squeeze(-2)
+    return (start + _first(within >= least)).squeeze(-1)
 
 
 def _first(true: Tensor) -> Tensor:
