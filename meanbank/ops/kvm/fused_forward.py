@@ -133,9 +133,9 @@ class Pass:
         """Values of [memory rows; window], (N, M + L, Dv) in consecutive parts."""
         if rows is None:
             return [(slice(None), value)]
-        if value.device.type != "cpu" or value.itemsize >= 4:
+        if value.device.type != "cpu" or value.itemsize >= 4 or step.count == 1:
             return [(slice(step.rows), rows.values), (slice(step.rows, None), value)]
-        # one product of what is contiguous is faster than two for which a CPU copies operands
+        # one product of what is contiguous is faster than two whose operands a CPU would copy
         shape = (len(value), step.rows + step.window, value.shape[-1])
         out = self.buffer("values", self.dtype, *shape)
         return [(slice(None), torch.cat([rows.values, value], dim=1, out=out))]
@@ -192,7 +192,7 @@ def forward(
         read = here.flatten(0, 1) if run.writes_through else None
         read = torch.bmm(probabilities[..., first[0]], first[1], out=read)
         for part, values in others:
-            read.baddbmm_(probabilities[..., part], values)
+            torch.baddbmm(read, probabilities[..., part], values, out=read)
         if not run.writes_through:
             here.copy_(read.view(here.shape))
     return output, memory, updates

@@ -27,7 +27,7 @@ NO_AFFINE = [True, False, False]  # gradients that a layer norm without paramete
 def accumulate(total: Tensor, left: Tensor, right: Tensor) -> None:
     """total += left @ right, in the precision of `total`."""
     if total.dtype == left.dtype:
-        total.baddbmm_(left, right)
+        torch.baddbmm(total, left, right, out=total)
     else:
         total += torch.bmm(left, right)
 
@@ -107,10 +107,13 @@ class WholeKeys:
     def reader(self, scale: Tensor, dtype: torch.dtype) -> Reader:
         return ScaledQueries(scale)
 
-    def normalised(self, rows: Tensor) -> tuple[Tensor, Tensor]:
-        """Also their norms (N, M)."""
+    def normalised(self, rows: Tensor) -> Tensor:
         keys, *_ = self._layer_norm(rows)
-        return keys, torch.linalg.vector_norm(keys, dim=-1)
+        return keys
+
+    def normalised_lengths(self, keys: Tensor) -> Tensor:
+        """Norms (N, M) of normalised keys (N, M, P)."""
+        return torch.linalg.vector_norm(keys, dim=-1)
 
     def normalised_backward(self, rows: Tensor, grad: Tensor) -> Tensor:
         return self._layer_norm_backward(rows, grad)
@@ -251,14 +254,17 @@ class CompressedKeys:
     def reader(self, scale: Tensor, dtype: torch.dtype) -> Reader:
         return MappedQueries(scale, self.maps.queries, dtype)
 
-    def normalised(self, rows: Tensor) -> tuple[Tensor, Tensor]:
-        """Also the norms (N, M) of the whole normalised keys."""
+    def normalised(self, rows: Tensor) -> Tensor:
         keys, rstd = self._centred(rows)
         keys[..., :-1] *= rstd
+        return keys
+
+    def normalised_lengths(self, keys: Tensor) -> Tensor:
+        """Norms (N, M) of the whole keys that normalised ones (N, M, P) stand for."""
         rotary = self.options.rotary_dim
         free = torch.addcmul(self.bias[rotary:], keys[..., : self.free], self.weight[rotary:])
         square = free.square().sum(dim=-1) + _form(keys[..., self.free :], self.rotary_gram)
-        return keys, square.clamp_min(0).sqrt()
+        return square.clamp_min(0).sqrt()
 
     def normalised_backward(self, rows: Tensor, grad: Tensor) -> Tensor:
         keys, rstd = self._centred(rows)

@@ -6,7 +6,7 @@ Shapes as in `fused_keys`; W = R + Dv + 1 numbers are a row: its key sum, value 
 import torch
 from torch import Tensor
 
-from meanbank.ops.kvm.common import EPSILON, gather, readout
+from meanbank.ops.kvm.common import EPSILON, readout
 from meanbank.ops.kvm.fused_keys import Keys, accumulate
 from meanbank.ops.kvm.options import KVMOptions
 
@@ -26,7 +26,7 @@ class PreparedRows:
     def of(cls, rows: Rows, keys: Keys, options: KVMOptions, dtype: torch.dtype) -> "PreparedRows":
         key, value, scale = rows
         if options.read_key == "normalized":
-            key, _ = keys.normalised(key)
+            key = keys.normalised(key)
         return cls(key.to(dtype), readout(value, scale, options).to(dtype))
 
 
@@ -94,11 +94,13 @@ class WorkingMemory:
         self.sums[:, self.count : self.count + added] = rows
         self._grow(added)
 
-    def touched(self, route: Tensor) -> Tensor | None:
-        """Where rows route (N, C) are in flat buffers, or None for all rows if they are no more."""
-        if self.count <= route.shape[1]:
-            return None
+    def flat(self, route: Tensor) -> Tensor:
+        """Where rows route (N, C) are in flat buffers: (N C,)."""
         return (route + self._offset).flatten()
+
+    def touched(self, route: Tensor) -> Tensor | None:
+        """As `flat`, but None for all rows if they are no more than tokens."""
+        return None if self.count <= route.shape[1] else self.flat(route)
 
     def changed(self, route: Tensor) -> Tensor | None:
         """As `touched`, of what is read: every row ages with an update in "chunk_count"."""
@@ -125,17 +127,15 @@ class WorkingMemory:
 
     def merge(self, route: Tensor, update: Tensor) -> None:
         """Add update (N, C, W) to the rows route (N, C)."""
-        where = (route + self._offset).flatten()
-        self.sums.flatten(0, 1).index_add_(0, where, update.flatten(0, 1))
+        self.sums.flatten(0, 1).index_add_(0, self.flat(route), update.flatten(0, 1))
         self._age(1)
         self._refresh(self.changed(route))
 
     def restore(self, route: Tensor, before: Tensor) -> None:
         """Undo a `merge`, to the last bit."""
-        touched = self.touched(route)
         self._age(-1)
-        self.put(self.sums, touched, before)
-        self._refresh(self.changed(route))
+        self.put(self.sums, self.touched(route), before)
+        self._refresh(self.changed(route), routes=False)
 
     def shrink(self, count: int) -> None:
         """Undo an `append`."""
@@ -155,9 +155,9 @@ class WorkingMemory:
         new = slice(self.count, self.count + added)
         self.count += added
         if added:
-            keys, lengths, values = self._read(self.sums[:, new])
+            keys, values = self._read(self.sums[:, new])
             self._normalised[:, new] = keys
-            self._lengths[:, new] = lengths
+            self._lengths[:, new] = self.key_form.normalised_lengths(keys)
             self._values[:, new] = values
             if self._read_keys is not self._normalised:
                 self._read_keys[:, new] = keys
@@ -166,19 +166,22 @@ class WorkingMemory:
         if self.options.value_scale == "chunk_count":
             self.sums[:, : self.count, -1] += updates
 
-    def _refresh(self, touched: Tensor | None) -> None:
-        """Bring what is read of touched rows up to date."""
-        keys, lengths, values = self._read(self.take(self.sums, touched))
-        self.put(self._normalised, touched, keys)
-        self.put(self._lengths[..., None], touched, lengths[..., None])
+    def _refresh(self, touched: Tensor | None, routes: bool = True) -> None:
+        """Bring what is read of touched rows up to date, and what tokens meet if some will."""
+        keys, values = self._read(self.take(self.sums, touched))
         self.put(self._values, touched, values)
-        if self._read_keys is not self._normalised:
-            self.put(self._read_keys, touched, keys.to(self._read_keys.dtype))
+        self.put(self._read_keys, touched, keys.to(self._read_keys.dtype))
+        if routes:
+            lengths = self.key_form.normalised_lengths(keys)
+            self.put(self._lengths[..., None], touched, lengths[..., None])
+            if self._read_keys is not self._normalised:
+                self.put(self._normalised, touched, keys)
 
-    def _read(self, rows: Tensor) -> Rows:
+    def _read(self, rows: Tensor) -> tuple[Tensor, Tensor]:
+        """Normalised keys and readouts of rows (N, n, W)."""
         key, value, scale = self.parts(rows)
-        keys, lengths = self.key_form.normalised(key)
-        return keys, lengths, readout(value, scale, self.options).to(self._values.dtype)
+        values = readout(value, scale, self.options).to(self._values.dtype)
+        return self.key_form.normalised(key), values
 
 
 class MemoryGradients:
@@ -236,7 +239,7 @@ class MemoryGradients:
 
     def at(self, route: Tensor) -> Tensor:
         """Gradients (N, C, W) of the rows route (N, C)."""
-        return gather(self.sums, route)
+        return self.memory.take(self.sums, self.memory.flat(route))
 
     def _carried_on(
         self, key: Tensor | None = None, value: Tensor | None = None, scale: Tensor | None = None
