@@ -16,14 +16,18 @@ from meanbank.ops.kvm.fused_memory import MemoryGradients, WorkingMemory
 from meanbank.ops.kvm.fused_writes import Step
 
 
-class Totals(NamedTuple):
-    """Gradients to be added up: query (B, H, T, Dk), or None where nothing needs it; those of the
-    others, (N, T, ...) in the precision of sums."""
+class Seen(NamedTuple):
+    """Gradients to be added up of what queries see: keys, values and gates (N, T, ...), in the
+    precision of sums, and the memory."""
 
-    query: Tensor | None
     key: Tensor
     value: Tensor
     gate: Tensor | None
+    memory: MemoryGradients | None
+
+
+QUERY_SIDE = ("query", "window_temperature", "state_temperature")
+NORM = ("norm_weight", "norm_bias")
 
 
 def backward(
@@ -39,33 +43,40 @@ def backward(
     memory: as the pass forward left it; it changes. output_gradient: (B, H, T, Dv) or None;
     rows_gradient: of the rows (N, M, ...) that are carried on. needed: which operands need one.
     """
-    totals = start(run, needed, output_gradient)
-    gradients = None if memory is None else MemoryGradients(memory, rows_gradient)
+    # queries are mapped by parameters of LN_s if keys are compressed
+    users = QUERY_SIDE + (NORM if isinstance(run.keys, CompressedKeys) else ())
+    query = seen = None
+    if output_gradient is not None and any(needed[name] for name in users):
+        query = torch.empty_like(run.operands.query)
+    if any(needed[name] for name in needed if name not in QUERY_SIDE):
+        seen = start(run, memory, rows_gradient)
     for step in reversed(run.steps):
         if output_gradient is not None:
-            unread(run, step, memory, gradients, totals, output_gradient[:, :, step.queries])
+            here = None if query is None else query[:, :, step.queries]
+            unread(run, step, memory, output_gradient[:, :, step.queries], here, seen)
         if step.overflow is not None:
-            assert memory is not None and gradients is not None
-            unwrite(run, step, updates.pop(), memory, gradients, totals)
-    return finish(run, memory, gradients, totals)
+            assert memory is not None
+            update = updates.pop()
+            if seen is not None:
+                unwrite(run, step, update, memory, seen)
+            if update.route is not None and update.before is not None:
+                memory.restore(update.route, update.before)
+            memory.shrink(memory.count - step.appended)
+    return finish(run, memory, query, seen)
 
 
-def start(run: Pass, needed: dict[str, bool], output_gradient: Tensor | None) -> Totals:
-    operands, heads = run.operands, math.prod(run.kv_heads)
-    users = ["query", "window_temperature", "state_temperature"]
-    if isinstance(run.keys, CompressedKeys):  # queries are mapped by parameters of LN_s
-        users += ["norm_weight", "norm_bias"]
-    wanted = output_gradient is not None and any(needed[name] for name in users)
-
+def start(
+    run: Pass, memory: WorkingMemory | None, rows_gradient: tuple[Tensor | None, ...]
+) -> Seen:
     def zeros(x: Tensor) -> Tensor:
-        return x.new_zeros(heads, *x.shape[2:], dtype=run.precise)
+        return x.new_zeros(math.prod(run.kv_heads), *x.shape[2:], dtype=run.precise)
 
-    gate = operands.merge_gate
-    return Totals(
-        torch.empty_like(operands.query) if wanted else None,
-        zeros(operands.key),
-        zeros(operands.value),
+    gate = run.operands.merge_gate
+    return Seen(
+        zeros(run.operands.key),
+        zeros(run.operands.value),
         None if gate is None else zeros(gate),
+        None if memory is None else MemoryGradients(memory, rows_gradient),
     )
 
 
@@ -73,11 +84,12 @@ def unread(
     run: Pass,
     step: Step,
     memory: WorkingMemory | None,
-    gradients: MemoryGradients | None,
-    totals: Totals,
     output_gradient: Tensor,
+    query_gradient: Tensor | None,
+    seen: Seen | None,
 ) -> None:
-    """The gradients of one step's attention, given that of its outputs (B, H, n, Dv)."""
+    """The gradients of one step's attention, given that of its outputs (B, H, n, Dv): written to
+    query_gradient (B, H, n, Dk), added to `seen`."""
     rows = memory.prepared if memory is not None and step.rows else None
     queries, (key, value) = run.query(step), run.exact(step)
     near, far = run.grouped(run.near(queries)), run.grouped(run.far(queries))
@@ -94,32 +106,26 @@ def unread(
         grad_input=run.buffer("scores", run.dtype, *probabilities.shape),
     )
     far_scores, near_scores = map(packed, by_score.tensor_split([step.rows], dim=-1))
-    far_share, near_share = map(packed, probabilities.tensor_split([step.rows], dim=-1))
-    accumulate(totals.value[:, step.exact], near_share.mT, output_gradient)
-    accumulate(totals.key[:, step.exact], near_scores.mT, near)
-    if rows is not None and gradients is not None:
-        gradients.read(far_scores, far, far_share, output_gradient)
-    if totals.query is None:
-        return
-    gradient = run.near.backward(queries, torch.bmm(near_scores, key).view_as(queries))
-    if rows is not None:
-        far_gradient = torch.bmm(far_scores, rows.keys).view(*queries.shape[:2], -1)
-        gradient = gradient + run.far.backward(queries, far_gradient)
-    totals.query[:, :, step.queries] = gradient.view(*run.heads, *queries.shape[1:])
+    if seen is not None:
+        far_share, near_share = map(packed, probabilities.tensor_split([step.rows], dim=-1))
+        accumulate(seen.value[:, step.exact], near_share.mT, output_gradient)
+        accumulate(seen.key[:, step.exact], near_scores.mT, near)
+        if rows is not None and seen.memory is not None:
+            seen.memory.read(far_scores, far, far_share, output_gradient)
+    if query_gradient is not None:
+        gradient = run.near.backward(queries, torch.bmm(near_scores, key).view_as(queries))
+        if rows is not None:
+            far_gradient = torch.bmm(far_scores, rows.keys).view(*queries.shape[:2], -1)
+            gradient = gradient + run.far.backward(queries, far_gradient)
+        query_gradient.copy_(gradient.view_as(query_gradient))
 
 
-def unwrite(
-    run: Pass,
-    step: Step,
-    update: Update,
-    memory: WorkingMemory,
-    gradients: MemoryGradients,
-    totals: Totals,
-) -> None:
-    """Undo an update of the memory and add the gradients of the tokens that it took in."""
+def unwrite(run: Pass, step: Step, update: Update, memory: WorkingMemory, seen: Seen) -> None:
+    """Add to `seen` the gradients of the tokens that an update took in, before it is undone."""
     key, tokens = run.tokens(step)
     tokens.start_backward()
-    before = memory.count - step.appended
+    before, gradients = memory.count - step.appended, seen.memory
+    assert gradients is not None
     if not before:
         gradients.settle(None)
         tokens.opened_backward(gradients.sums[:, : memory.count], "initial")
@@ -128,38 +134,34 @@ def unwrite(
         written = own if update.route is None else torch.cat([update.route, own], dim=1)
         gradients.settle(memory.changed(written))
         if update.route is not None:
-            assert update.before is not None
             weight = merge_weight(tokens, update.appended)
             tokens.merged_backward(gradients.at(update.route), weight)
-            memory.restore(update.route, update.before)
         if update.appended is not None:
             opened = gradients.sums[:, before : memory.count]
             tokens.opened_backward(opened, "append", update.appended)
             opened.zero_()
-    memory.shrink(before)
-    totals.key[:, step.overflow] += run.keys.stored_backward(key, tokens.stored_gradient)
-    totals.value[:, step.overflow] += tokens.value_gradient
-    if totals.gate is not None and tokens.gate_gradient is not None:
-        totals.gate[:, step.overflow] += tokens.gate_gradient
+    seen.key[:, step.overflow] += run.keys.stored_backward(key, tokens.stored_gradient)
+    seen.value[:, step.overflow] += tokens.value_gradient
+    if seen.gate is not None and tokens.gate_gradient is not None:
+        seen.gate[:, step.overflow] += tokens.gate_gradient
 
 
 def finish(
-    run: Pass,
-    memory: WorkingMemory | None,
-    gradients: MemoryGradients | None,
-    totals: Totals,
+    run: Pass, memory: WorkingMemory | None, query: Tensor | None, seen: Seen | None
 ) -> tuple[Tensor | None, ...]:
     """What was added up, for each operand, in its dtype."""
-    by_norm, by_state, by_rows = (None, None), None, (None, None, None)
-    if memory is not None and gradients is not None:
-        if memory.count:  # rows that were carried in
-            gradients.settle(None)
-            by_rows = memory.parts(gradients.sums[:, : memory.count])
-        by_norm = run.keys.parameter_gradients(run.far)
+    by_sequence, by_norm, by_rows = (None, None, None), (None, None), (None, None, None)
+    by_window, by_state = _by_temperature(run, run.near.scale_gradient), None
+    if seen is not None:
+        by_sequence = (None if x is None else run.by_head(x) for x in seen[:3])
+    if memory is not None:
         by_state = _by_temperature(run, run.far.scale_gradient)
-    by_sequence = (None if x is None else run.by_head(x) for x in totals[1:])
-    by_window = _by_temperature(run, run.near.scale_gradient)
-    found = (totals.query, *by_sequence, *by_norm, by_state, by_window, *by_rows)
+        if seen is not None and seen.memory is not None:
+            if memory.count:  # rows that were carried in
+                seen.memory.settle(None)
+                by_rows = memory.parts(seen.memory.sums[:, : memory.count])
+            by_norm = run.keys.parameter_gradients(run.far)
+    found = (query, *by_sequence, *by_norm, by_state, by_window, *by_rows)
     return tuple(
         None if x is None or gradient is None else gradient.to(x.dtype)
         for x, gradient in zip(run.operands, found, strict=True)
