@@ -225,7 +225,10 @@ class KeyValueMeans(OperatorMemory):
             yield seen, rows
 
     def flops(self, tokens: int) -> Flops:
-        """Reads of [memory; window], similarities of written keys with all rows, and the gate."""
+        """Reads of [memory; window], similarities of written keys with all rows, and the gate.
+
+        Keys count whole: what a backend saves where it compresses them is not taken off.
+        """
         chunk, window = self.config.chunk_size, self.config.window_chunks * self.config.chunk_size
         pairs = visible_pairs(self.window, tokens)
         similarities = 0

@@ -276,7 +276,7 @@ MIXED = {"type": "mixed"}
         ({"rope_theta": 0}, "rope_theta must be positive"),
         ({"mlp_token_shift": "yes"}, "mlp_token_shift must be true or false"),
         ({"plan": 3}, "plan"),
-        ({"plan": [{"memory": {"type": "kvm", "backend": "fused"}}]}, "choose one of"),
+        ({"plan": [{"memory": {"type": "kvm", "backend": "fast"}}]}, "choose one of"),
     ],
 )
 def test_wrong_configurations_are_one_clear_line(settings, message):

@@ -12,8 +12,9 @@ from torch.autograd import gradcheck
 from meanbank.core.geometry import Geometry
 from meanbank.memory import KVM
 from meanbank.ops import KVMRows, kvm_attention
+from meanbank.ops.kvm.api import BACKENDS
+from meanbank.ops.kvm.common import KVMWeights, readout
 from meanbank.ops.kvm.options import KVMOptions
-from meanbank.ops.kvm.reference import KVMWeights, readout
 from meanbank.ops.kvm.routing import first_argmax, lowest
 
 
@@ -31,6 +32,7 @@ def inputs(length, *, batch=1, heads=2, kv_heads=1, key_dim=6, value_dim=4, dtyp
 
 
 SETTINGS = {"rotary_dim": 2, "chunk_size": 3, "budget": lambda seen: int(2 * seen**0.5)}
+each_backend = pytest.mark.parametrize("backend", BACKENDS)
 
 
 def dense_attention(query, key, value, window_temperature, **_):
@@ -44,18 +46,20 @@ def dense_attention(query, key, value, window_temperature, **_):
     return torch.einsum("bhts,bhsd->bhtd", scores.softmax(-1), value)
 
 
-def test_before_any_overflow_it_is_causal_attention():
+@each_backend
+def test_before_any_overflow_it_is_causal_attention(backend):
     arguments = inputs(6, heads=4, kv_heads=2)  # exactly the two chunks of the window
-    output = kvm_attention(**arguments, **SETTINGS)
+    output = kvm_attention(backend=backend, **arguments, **SETTINGS)
     assert (output - dense_attention(**arguments)).abs().max() <= 1e-12
 
 
-def test_no_token_is_seen_twice_or_lost():
+@each_backend
+def test_no_token_is_seen_twice_or_lost(backend):
     """With room for every token and equal keys everywhere, outputs are plain running means."""
     length, settings = 14, {**SETTINGS, "budget": lambda seen: seen, "rotary_dim": 0}
     arguments = inputs(length)
     arguments["query"] = torch.zeros_like(arguments["query"])  # every visible key weighs the same
-    output = kvm_attention(**arguments, **settings)
+    output = kvm_attention(backend=backend, **arguments, **settings)
     counts = torch.arange(1, length + 1, dtype=torch.float64)[:, None]
     mean = arguments["value"].cumsum(dim=2) / counts
     assert (output - mean).abs().max() <= 1e-12
@@ -65,13 +69,16 @@ def test_the_radius_restores_scale_not_vectors():
     """The teaching example: (1, 0) and (0, 1) merge to length sqrt 2; the readout has length 1."""
     options = KVMOptions(rotary_dim=0, budget=lambda seen: 1)
     rows = KVMRows(torch.zeros(1, 1, 1, 4), torch.tensor([[[[1.0, 1.0]]]]), torch.ones(1, 1, 1))
-    assert torch.allclose(readout(rows, options), torch.full((1, 1, 1, 2), 0.5**0.5))
+    assert torch.allclose(
+        readout(rows.value, rows.scale, options), torch.full((1, 1, 1, 2), 0.5**0.5)
+    )
     mean = KVMOptions(rotary_dim=0, budget=lambda seen: 1, value_scale="count")
     rows = KVMRows(rows.key, rows.value, torch.full((1, 1, 1), 2.0))
-    assert torch.allclose(readout(rows, mean), torch.full((1, 1, 1, 2), 0.5))
+    assert torch.allclose(readout(rows.value, rows.scale, mean), torch.full((1, 1, 1, 2), 0.5))
 
 
-def test_an_update_worked_out_by_hand():
+@each_backend
+def test_an_update_worked_out_by_hand(backend):
     """Chunk 2, window 1, no sink protection needed: one token appended, one merged."""
     key = torch.zeros(1, 1, 5, 4, dtype=torch.float64)
     directions = torch.tensor(
@@ -93,6 +100,7 @@ def test_an_update_worked_out_by_hand():
         sink=0,
         budget=3,
         trace=trace,
+        backend=backend,
     )
     first, second = trace
     assert first.rows.count == 2  # tokens 0 and 1, as they are
@@ -103,10 +111,11 @@ def test_an_update_worked_out_by_hand():
     assert second.rows.scale.flatten().tolist() == [1.0, 2.0, 4.0]
 
 
-def test_the_sink_is_never_written():
+@each_backend
+def test_the_sink_is_never_written(backend):
     trace: list = []
     arguments = inputs(40, batch=2, heads=4, kv_heads=2)
-    kvm_attention(**arguments, **SETTINGS, sink=2, trace=trace)
+    kvm_attention(backend=backend, **arguments, **SETTINGS, sink=2, trace=trace)
     assert len(trace) == 12
     for update in trace[1:]:
         assert ((update.route == -1) | (update.route >= 2)).all()
@@ -131,7 +140,8 @@ def test_gradients(length, value_scale):
     assert gradcheck(run, tensors, eps=1e-6, atol=1e-6)
 
 
-def test_gradients_through_a_carried_memory():
+@each_backend
+def test_gradients_through_a_carried_memory(backend):
     arguments = inputs(11)
     names = list(arguments)
 
@@ -140,13 +150,16 @@ def test_gradients_through_a_carried_memory():
         sequence = ("query", "key", "value", "merge_gate")
         first = {n: (t[:, :, :8] if n in sequence else t) for n, t in given.items()}
         second = {n: (t[:, :, 8:] if n in sequence else t) for n, t in given.items()}
-        _, memory = kvm_attention(**first, **SETTINGS, return_memory=True)
-        output, memory = kvm_attention(**second, **SETTINGS, memory=memory, return_memory=True)
+        _, memory = kvm_attention(backend=backend, **first, **SETTINGS, return_memory=True)
+        output, memory = kvm_attention(
+            backend=backend, **second, **SETTINGS, memory=memory, return_memory=True
+        )
         return output, memory.rows.key, memory.rows.value, memory.rows.scale
 
     assert gradcheck(run, [t.requires_grad_() for t in arguments.values()], eps=1e-6, atol=1e-6)
 
 
+@each_backend
 @given(
     st.lists(st.integers(1, 9), min_size=1, max_size=6),
     st.integers(2, 4),
@@ -154,7 +167,7 @@ def test_gradients_through_a_carried_memory():
     st.integers(0, 1),
     st.sampled_from([2, 5, 12, lambda seen: int(1.5 * seen**0.6)]),
 )
-def test_any_split_any_shape(splits, chunk_size, window_chunks, sink, budget):
+def test_any_split_any_shape(backend, splits, chunk_size, window_chunks, sink, budget):
     arguments = inputs(sum(splits), batch=2, heads=4, kv_heads=2)
     settings = {
         "rotary_dim": 2,
@@ -164,7 +177,7 @@ def test_any_split_any_shape(splits, chunk_size, window_chunks, sink, budget):
         "budget": budget,
         "return_memory": True,
     }
-    whole, expected = kvm_attention(**arguments, **settings)
+    whole, expected = kvm_attention(backend=backend, **arguments, **settings)
     memory, outputs, start = None, [], 0
     for length in splits:
         part = {
@@ -173,7 +186,7 @@ def test_any_split_any_shape(splits, chunk_size, window_chunks, sink, budget):
             else tensor
             for name, tensor in arguments.items()
         }
-        output, memory = kvm_attention(**part, **settings, memory=memory)
+        output, memory = kvm_attention(backend=backend, **part, **settings, memory=memory)
         outputs.append(output)
         start += length
     assert (torch.cat(outputs, dim=2) - whole).abs().max() <= 1e-10
@@ -182,12 +195,15 @@ def test_any_split_any_shape(splits, chunk_size, window_chunks, sink, budget):
         assert (ours - theirs).abs().max() <= 1e-10
 
 
-def test_equal_tokens_break_ties_to_the_lowest_index():
+@each_backend
+def test_equal_tokens_break_ties_to_the_lowest_index(backend):
     arguments = inputs(30)
     for name in ("query", "key", "value", "merge_gate"):
         arguments[name] = arguments[name][:, :, :1].expand_as(arguments[name]).clone()
     trace: list = []
-    output = kvm_attention(**arguments, **{**SETTINGS, "rotary_dim": 0}, trace=trace)
+    output = kvm_attention(
+        backend=backend, **arguments, **{**SETTINGS, "rotary_dim": 0}, trace=trace
+    )
     assert torch.isfinite(output).all()
     for update in trace[1:]:
         count = update.appended.shape[-1]
@@ -211,9 +227,10 @@ def test_lowest(values, count):
     assert lowest(shaken, count, torch.full((1, 1, 1), 0.01)).flatten().tolist() == expected
 
 
+@each_backend
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize(("key_dim", "chunk_size"), [(16, 3), (32, 5), (32, 32), (64, 16)])
-def test_copies_of_a_token_are_ties(dtype, key_dim, chunk_size):
+def test_copies_of_a_token_are_ties(backend, dtype, key_dim, chunk_size):
     """Four kinds of tokens: products round copies differently, which must not decide anything."""
     length = 12 * chunk_size
     arguments = inputs(length, batch=3, heads=2, kv_heads=2, key_dim=key_dim, dtype=dtype)
@@ -221,8 +238,10 @@ def test_copies_of_a_token_are_ties(dtype, key_dim, chunk_size):
     for name in ("query", "key", "value", "merge_gate"):
         arguments[name] = arguments[name][:, :, kinds].clone()
     trace: list = []
-    settings = {"rotary_dim": 4, "chunk_size": chunk_size, "sink": 1}
-    kvm_attention(**arguments, **settings, budget=lambda seen: seen // 3, trace=trace)
+    settings = {"rotary_dim": key_dim // 2, "chunk_size": chunk_size, "sink": 1}
+    kvm_attention(
+        backend=backend, **arguments, **settings, budget=lambda seen: seen // 3, trace=trace
+    )
     rows = trace[0].rows
     for update in trace[1:]:
         block = kinds[update.start : update.start + chunk_size].tolist()
@@ -238,38 +257,43 @@ def test_copies_of_a_token_are_ties(dtype, key_dim, chunk_size):
         rows = update.rows
 
 
+@each_backend
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_half_precision_keeps_sums_and_routing_in_fp32(dtype):
+def test_half_precision_keeps_sums_and_routing_in_fp32(backend, dtype):
     arguments = inputs(60, heads=4, kv_heads=2, dtype=torch.float32)
     half = {name: tensor.to(dtype) for name, tensor in arguments.items()}
-    output, memory = kvm_attention(**half, **SETTINGS, return_memory=True)
+    output, memory = kvm_attention(backend=backend, **half, **SETTINGS, return_memory=True)
     assert output.dtype == dtype
     assert memory.rows.key.dtype == memory.rows.value.dtype == torch.float32
     assert memory.window_gate.dtype == torch.float32
     trace, exact = [], []
-    kvm_attention(**half, **SETTINGS, trace=trace)
-    kvm_attention(**{n: t.float() for n, t in half.items()}, **SETTINGS, trace=exact)
+    kvm_attention(backend=backend, **half, **SETTINGS, trace=trace)
+    kvm_attention(
+        backend=backend, **{n: t.float() for n, t in half.items()}, **SETTINGS, trace=exact
+    )
     for ours, theirs in zip(trace, exact, strict=True):
         assert torch.equal(ours.appended, theirs.appended)
         if ours.route is not None:
             assert torch.equal(ours.route, theirs.route)
 
 
-def test_autocast_does_not_reach_the_routing():
+@each_backend
+def test_autocast_does_not_reach_the_routing(backend):
     arguments = inputs(40, heads=4, kv_heads=2, dtype=torch.float32)
     plain, mixed = [], []
-    kvm_attention(**arguments, **SETTINGS, trace=plain)
+    kvm_attention(backend=backend, **arguments, **SETTINGS, trace=plain)
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        kvm_attention(**arguments, **SETTINGS, trace=mixed)
+        kvm_attention(backend=backend, **arguments, **SETTINGS, trace=mixed)
     for ours, theirs in zip(mixed, plain, strict=True):
         assert torch.equal(ours.rows.key, theirs.rows.key)
 
 
-def test_huge_activations_stay_finite():
+@each_backend
+def test_huge_activations_stay_finite(backend):
     arguments = inputs(50, dtype=torch.float32)
     for name in ("query", "key", "value"):
         arguments[name] *= 1e4
-    assert torch.isfinite(kvm_attention(**arguments, **SETTINGS)).all()
+    assert torch.isfinite(kvm_attention(backend=backend, **arguments, **SETTINGS)).all()
 
 
 @pytest.mark.parametrize(
@@ -328,17 +352,18 @@ def test_a_memory_that_contradicts_the_call_is_refused(change):
         kvm_attention(**arguments, **{**SETTINGS, **change}, memory=memory)
 
 
+@each_backend
 @pytest.mark.parametrize("first", [torch.float64, torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("second", [torch.float64, torch.float32, torch.bfloat16])
-def test_a_memory_goes_on_in_another_precision(first, second):
+def test_a_memory_goes_on_in_another_precision(backend, first, second):
     arguments = inputs(20, dtype=torch.float64)
     halves = [{}, {}]
     for name, tensor in arguments.items():
         for half, dtype, part in ((0, first, slice(0, 13)), (1, second, slice(13, None))):
             in_time = name in ("query", "key", "value", "merge_gate")
             halves[half][name] = (tensor[:, :, part] if in_time else tensor).to(dtype)
-    _, memory = kvm_attention(**halves[0], **SETTINGS, return_memory=True)
-    output = kvm_attention(**halves[1], **SETTINGS, memory=memory)
+    _, memory = kvm_attention(backend=backend, **halves[0], **SETTINGS, return_memory=True)
+    output = kvm_attention(backend=backend, **halves[1], **SETTINGS, memory=memory)
     assert output.dtype == second
     assert torch.isfinite(output).all()
 

@@ -11,7 +11,7 @@ from torch.autograd import gradcheck
 from meanbank.ops import kvm_attention
 from meanbank.ops.kvm.options import KVMOptions
 from meanbank.ops.kvm.routing import random_draws, selection, splitmix64
-from tests.ops.test_kvm import inputs
+from tests.ops.test_kvm import each_backend, inputs
 
 SEQUENCES = ("query", "key", "value", "merge_gate")
 TEMPERATURES = ("state_temperature", "window_temperature")
@@ -213,13 +213,14 @@ def oracle(arguments, settings):
     ("shape", "heads"), [((3, 1), (4, 2)), ((4, 2), (3, 1)), ((2, 3), (2, 2)), ((3, 2), (4, 2))]
 )
 @pytest.mark.parametrize("name", VARIANTS)
-def test_a_loop_over_tokens_gives_the_same(name, shape, heads):
+@each_backend
+def test_a_loop_over_tokens_gives_the_same(backend, name, shape, heads):
     chunk_size, window_chunks = shape
     sizes = {"batch": 2, "heads": heads[0], "kv_heads": heads[1]}
     arguments, settings = case(name, 23, **sizes)
     settings |= {"chunk_size": chunk_size, "window_chunks": window_chunks}
     trace: list = []
-    output = kvm_attention(**arguments, **settings, trace=trace)
+    output = kvm_attention(**arguments, **settings, trace=trace, backend=backend)
     expected, updates, margin = oracle(arguments, settings)
     assert margin > 1e-10
     for (row, head), theirs in updates.items():
@@ -374,12 +375,13 @@ def test_half_precision_is_near(name):
     assert (output.float() - exact).abs().median() <= 0.02
 
 
-def test_raw_sums_may_exceed_half_precision():
+@each_backend
+def test_raw_sums_may_exceed_half_precision(backend):
     arguments, settings = case("read_raw", 60, dtype=torch.float32)
     arguments["key"] = arguments["key"][:, :, :1].expand_as(arguments["key"])  # one row for all
     arguments["norm_weight"] *= 1e4
     arguments["query"] *= 1e-4
     half = {n: t.half() for n, t in arguments.items()}
-    output, memory = kvm_attention(**half, **settings, return_memory=True)
+    output, memory = kvm_attention(**half, **settings, return_memory=True, backend=backend)
     assert memory.rows.key.abs().max() > torch.finfo(torch.float16).max
     assert torch.isfinite(output).all()

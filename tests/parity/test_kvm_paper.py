@@ -107,17 +107,18 @@ def compare(name: str, found: dict[str, torch.Tensor], reference: torch.Tensor) 
     close(ours, reference, name)
 
 
+@pytest.mark.parametrize("backend", api.BACKENDS)
 @pytest.mark.parametrize("case", TRACED)
-def test_routing_and_appends_are_theirs(case, monkeypatch):
+def test_routing_and_appends_are_theirs(case, backend, monkeypatch):
     _, vectors, _, model = converted(case)
     traces: list[list] = []
 
     def traced(*arguments):
         traces.append([])
-        return reference(*arguments[:-1], traces[-1])
+        return operator(*arguments[:-1], traces[-1])
 
-    reference = api.BACKENDS["reference"]
-    monkeypatch.setitem(api.BACKENDS, "reference", traced)
+    operator = api.BACKENDS[backend]
+    monkeypatch.setitem(api.BACKENDS, api.check_backend("auto"), traced)
     with torch.inference_mode():
         model(vectors["input_ids"], use_cache=False)
     layers = [i for i, plan in enumerate(model.config.plans()) if plan.memory.tag == "kvm"]

@@ -1,4 +1,4 @@
-"""Key-Value Means attention: a readable reference and, later, faster equals."""
+"""Key-Value Means attention: a readable reference and a fast equal."""
 
 from meanbank.ops.kvm.api import kvm_attention
 from meanbank.ops.kvm.memory import KVMMemory, KVMRows, KVMUpdate

@@ -9,6 +9,8 @@ from torch import Tensor
 from meanbank.core.config import choose
 from meanbank.core.precision import accumulator_dtype
 from meanbank.ops.checks import check_attention, check_carried, check_per_head
+from meanbank.ops.kvm.common import KVMWeights
+from meanbank.ops.kvm.fused import kvm_attention_fused
 from meanbank.ops.kvm.memory import KVMMemory, KVMUpdate
 from meanbank.ops.kvm.options import (
     Append,
@@ -19,14 +21,14 @@ from meanbank.ops.kvm.options import (
     ValueScale,
     Write,
 )
-from meanbank.ops.kvm.reference import KVMWeights, kvm_attention_reference
+from meanbank.ops.kvm.reference import kvm_attention_reference
 
-BACKENDS = {"reference": kvm_attention_reference}
+BACKENDS = {"fused": kvm_attention_fused, "reference": kvm_attention_reference}
 
 
 def check_backend(name: str) -> str:
     """The backend that `name` stands for; ValueError for one that does not exist."""
-    return "reference" if name == "auto" else choose("backend", name, ["auto", *BACKENDS])
+    return "fused" if name == "auto" else choose("backend", name, ["auto", *BACKENDS])
 
 
 def kvm_attention(
@@ -104,8 +106,10 @@ def kvm_attention(
             more after LN_s; "kept", LN_s of the whole rotated key.
         memory: what an earlier call returned, to go on from there; its `seen` says how far it is.
         return_memory: also return the memory after the T tokens.
-        trace: a list that collects a `KVMUpdate` for each overflow.
-        backend: "auto" or one of "reference".
+        trace: a list that collects a `KVMUpdate` for each overflow; only the reference's have
+            gradients.
+        backend: "fused", "reference" (plain PyTorch, which is the specification) or "auto", which
+            is fused. They agree but for rounding; fused has no second derivatives.
 
     Returns:
         (B, H, T, Dv) in the dtype of `value`, or that and the memory. Sums, gates, norms and

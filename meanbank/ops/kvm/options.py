@@ -49,3 +49,13 @@ class KVMOptions:
         choose("append", self.append, ("novelty", "random", "recent", "gate"))
         choose("read_key", self.read_key, ("normalized", "raw"))
         choose("stored_rotary", self.stored_rotary, ("zeroed", "zeroed_again", "kept"))
+
+    def gates(self, write: Write, part: Part) -> bool:
+        """Whether the gate scales that part of that write."""
+        whole = write == "initial"  # the authors gate initial rows in both parts or not at all
+        return write in self.gated_writes and (whole or part in self.gated_parts)
+
+    def rows_to_append(self, seen: int, rows: int) -> int:
+        """How many tokens of the chunk that overflows after `seen` tokens get rows of their own."""
+        available = seen - (self.window_chunks - 1) * self.chunk_size  # have left the window
+        return min(max(min(self.budget(seen), available) - rows, 0), self.chunk_size)

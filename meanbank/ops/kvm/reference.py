@@ -5,39 +5,26 @@ equal this file in outputs and gradients. Shapes: B batch, H query heads, Hkv ke
 G = H / Hkv, T tokens, C chunk, M memory rows, Dk and Dv head dimensions.
 """
 
-import dataclasses
-import itertools
 import math
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from meanbank.core.precision import accumulator_dtype
-from meanbank.ops.kvm.memory import (
-    KVMMemory,
-    KVMRows,
-    KVMUpdate,
+from meanbank.ops.kvm.common import (
+    Block,
+    KVMWeights,
+    gather,
+    join,
+    position_free,
+    readout,
+    resumed,
+    rounding_noise,
+    spans,
 )
+from meanbank.ops.kvm.memory import KVMMemory, KVMRows, KVMUpdate
 from meanbank.ops.kvm.options import KVMOptions, Part, Write
 from meanbank.ops.kvm.routing import first_argmax, selection
-
-EPSILON = 1e-12  # below this norm a value sum has no direction
-
-
-@dataclasses.dataclass(frozen=True)
-class KVMWeights:
-    """Parameters of the operator: LN_s (Dk,) twice, temperatures (H,) of memory and window keys."""
-
-    norm_weight: Tensor
-    norm_bias: Tensor
-    state_temperature: Tensor
-    window_temperature: Tensor
-
-    def norm(self, key: Tensor) -> Tensor:
-        """LN_s, the one layer norm that prepares, routes and reads keys."""
-        weight, bias = self.norm_weight.to(key.dtype), self.norm_bias.to(key.dtype)
-        return F.layer_norm(key, key.shape[-1:], weight, bias, eps=1e-5)
 
 
 def kvm_attention_reference(
@@ -80,39 +67,11 @@ def kvm_attention_reference(
     return output, KVMMemory(rows, *join(window), seen + length)
 
 
-def resumed(
-    memory: KVMMemory, key: Tensor, value: Tensor, gate: Tensor | None
-) -> tuple[int, KVMRows | None, "Block"]:
-    """Tokens seen, rows and window of a memory, in the precision of the tokens that follow it."""
-    precise = accumulator_dtype(key.dtype)
-    rows = memory.rows and memory.rows.map(lambda tensor: tensor.to(precise))
-    assert memory.window_value is not None  # the api has checked
-    held_gate = None if gate is None or memory.window_gate is None else memory.window_gate.to(gate)
-    held = (memory.window_key.to(key.dtype), memory.window_value.to(value.dtype), held_gate)
-    return memory.seen, rows, held
-
-
-Block = tuple[Tensor, Tensor, Tensor | None]  # key, value and gate of some tokens of one chunk
-
-
-def spans(start: int, stop: int, chunk: int) -> list[tuple[int, int]]:
-    """Positions [start, stop) cut at the multiples of `chunk`."""
-    cuts = [start, *range((start // chunk + 1) * chunk, stop, chunk), stop]
-    return list(itertools.pairwise(cuts))
-
-
 def split(tensors: tuple, parts: list[tuple[int, int]], dim: int = 2) -> list:
     """Cut each tensor (or None) along `dim` into consecutive parts of those lengths."""
     lengths = [stop - start for start, stop in parts]
     pieces = [[None] * len(parts) if x is None else x.split(lengths, dim) for x in tensors]
     return list(zip(*pieces, strict=True))
-
-
-def join(blocks: list[Block]) -> Block:
-    """Consecutive blocks as one."""
-    key, value, gate = zip(*blocks, strict=True)
-    whole_gate = None if gate[0] is None else torch.cat(gate, dim=2)
-    return torch.cat(key, dim=2), torch.cat(value, dim=2), whole_gate
 
 
 def per_head(temperature: Tensor, kv_heads: int) -> Tensor:
@@ -145,7 +104,9 @@ def read(
         memory_key = read_key(rows, scores.dtype, weights, options)
         far = state_query.to(memory_key.dtype) @ memory_key[:, :, None].mT
         scores = torch.cat([far, scores], dim=-1)
-        values = torch.cat([readout(rows, options).to(values.dtype), values], dim=2)
+        values = torch.cat(
+            [readout(rows.value, rows.scale, options).to(values.dtype), values], dim=2
+        )
     probabilities = torch.softmax(scores, dim=-1, dtype=accumulator_dtype(scores.dtype))
     return probabilities.to(values.dtype) @ values[:, :, None]
 
@@ -155,14 +116,6 @@ def read_key(rows: KVMRows, dtype: torch.dtype, weights: KVMWeights, options: KV
     if options.read_key == "raw":
         return rows.key  # never in half precision: a sum grows with its writes
     return weights.norm(rows.key).to(dtype)
-
-
-def readout(rows: KVMRows, options: KVMOptions) -> Tensor:
-    """What rows contribute: the direction of a value sum at its radius, or a mean of writes."""
-    if options.value_scale == "radius":
-        norm = torch.linalg.vector_norm(rows.value, dim=-1, keepdim=True)
-        return rows.value * (rows.scale[..., None] / norm.clamp_min(EPSILON))
-    return rows.value / rows.scale[..., None]
 
 
 def overflow(
@@ -190,9 +143,7 @@ def overflow(
         record(trace, KVMUpdate(start, everything, None, None, rows))
         return rows
 
-    available = start + options.chunk_size  # tokens that have left the window
-    count = max(min(options.budget(seen), available) - rows.count, 0)
-    count = min(count, options.chunk_size)
+    count = options.rows_to_append(seen, rows.count)
     similarity, noise = similarities(key, rows.key, weights)
     novelty = similarity.amax(dim=-1)
     appended = selection(novelty, noise, gate, start, count, options)
@@ -229,11 +180,6 @@ def stored_key(key: Tensor, weights: KVMWeights, options: KVMOptions) -> Tensor:
     return key
 
 
-def position_free(key: Tensor, rotary_dim: int) -> Tensor:
-    """Keys with their rotary channels zeroed: none for rotary_dim 0."""
-    return torch.cat([torch.zeros_like(key[..., :rotary_dim]), key[..., rotary_dim:]], dim=-1)
-
-
 @torch.no_grad()
 def similarities(key: Tensor, row_key: Tensor, weights: KVMWeights) -> tuple[Tensor, Tensor]:
     """How alike tokens (B, Hkv, C, Dk) and rows (B, Hkv, M, Dk) are: (B, Hkv, C, M).
@@ -243,9 +189,8 @@ def similarities(key: Tensor, row_key: Tensor, weights: KVMWeights) -> tuple[Ten
     their last bits. Differences within the noise are ties.
     """
     row_key = weights.norm(row_key)
-    longest = [torch.linalg.vector_norm(x, dim=-1).amax(dim=-1) for x in (key, row_key)]
-    noise = 2 * torch.finfo(key.dtype).eps * longest[0] * longest[1]
-    return key @ row_key.mT, noise[..., None]
+    lengths = (torch.linalg.vector_norm(x, dim=-1) for x in (key, row_key))
+    return key @ row_key.mT, rounding_noise(*lengths)
 
 
 def open_rows(
@@ -263,10 +208,7 @@ def open_rows(
 
 def gated(x: Tensor, gate: Tensor | None, write: Write, part: Part, options: KVMOptions) -> Tensor:
     """x (B, Hkv, n, D) times the gate (B, Hkv, n), where this part of this write is gated."""
-    whole = write == "initial"  # the authors gate initial rows in both parts or not at all
-    if gate is None or write not in options.gated_writes:
-        return x
-    if part not in options.gated_parts and not whole:
+    if gate is None or not options.gates(write, part):
         return x
     return x * gate.to(x.dtype)[..., None]
 
@@ -279,11 +221,6 @@ def count_writes(scale: Tensor, route: Tensor, merged: Tensor, options: KVMOptio
     if options.value_scale == "chunk_count":
         return scale + merged.amax(dim=-1, keepdim=True)
     return scale
-
-
-def gather(x: Tensor, index: Tensor) -> Tensor:
-    """x (B, Hkv, C, D) at index (B, Hkv, n) -> (B, Hkv, n, D)."""
-    return x.gather(2, index[..., None].expand(*index.shape, x.shape[-1]))
 
 
 def add_rows(rows: Tensor, route: Tensor, update: Tensor) -> Tensor:

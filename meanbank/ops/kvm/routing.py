@@ -89,8 +89,27 @@ def ascending(x: Tensor, noise: Tensor) -> Tensor:
     return rank.sort(dim=-1, stable=True).indices
 
 
-def first_argmax(x: Tensor, noise: Tensor) -> Tensor:
-    """argmax over the last dimension of x (B, Hkv, C, M); of those within `noise` the first."""
-    index = torch.arange(x.shape[-1], device=x.device)
-    best = x >= x.amax(dim=-1, keepdim=True) - noise[..., None]
-    return torch.where(best, index, x.shape[-1] - 1).amin(dim=-1)
+def first_argmax(x: Tensor, noise: Tensor, block: int = 64) -> Tensor:
+    """argmax over the last dimension of x (B, Hkv, C, M); of those within `noise` the first.
+
+    It reads x once: the first block whose largest is within noise of the best has the answer.
+    """
+    size = x.shape[-1]
+    block = min(block, size)
+    whole = size // block * block
+    largest = x[..., :whole].unflatten(-1, (-1, block)).amax(dim=-1)
+    if whole < size:
+        largest = torch.cat([largest, x[..., whole:].amax(dim=-1, keepdim=True)], dim=-1)
+    least = largest.amax(dim=-1, keepdim=True) - noise[..., None]
+    # what is before a last block that is not whole is less than `least`
+    start = (block * _first(largest >= least)).clamp_max(size - block)
+    every_start = x.unfold(-1, block, 1)
+    within = every_start.gather(-2, start[..., None].expand(*start.shape, block)).squeeze(-2)
+    return (start + _first(within >= least)).squeeze(-1)
+
+
+def _first(true: Tensor) -> Tensor:
+    """Indices (..., 1) of the first that are true in the last dimension of (..., M)."""
+    size = true.shape[-1]
+    falling = torch.arange(size, 0, -1, device=true.device, dtype=torch.int32)
+    return size - (true * falling).amax(dim=-1, keepdim=True).long()

@@ -12,14 +12,8 @@ import torch
 from torch import Tensor
 
 from meanbank.core.precision import accumulator_dtype
-from meanbank.ops.kvm.reference import (
-    add_rows,
-    append,
-    gather,
-    per_head,
-    spans,
-    split,
-)
+from meanbank.ops.kvm.common import gather, spans
+from meanbank.ops.kvm.reference import add_rows, append, per_head, split
 from meanbank.ops.kvm.routing import ascending, first_argmax
 from meanbank.ops.ovq.memory import OVQMemory, OVQRows
 
