@@ -218,6 +218,16 @@ def test_first_argmax(values):
     assert first_argmax(x, torch.full((1, 1, 1), 0.5)).item() == expected
 
 
+@given(size=st.integers(1, 200), broken=st.sets(st.integers(0, 199)), block=st.integers(1, 70))
+def test_first_argmax_of_nan_stays_within_the_rows(size, broken, block):
+    """A model that has gone wrong is told so by its loss, not by an index out of bounds."""
+    x = torch.randn(1, 1, 2, size)
+    x[..., [at for at in broken if at < size]] = math.nan
+    for noise in (0.1, math.nan):
+        found = first_argmax(x, torch.full((1, 1, 1), noise), block)
+        assert ((found >= 0) & (found < size)).all()
+
+
 @given(st.lists(st.integers(0, 3), min_size=1, max_size=40), st.integers(0, 40))
 def test_lowest(values, count):
     count = min(count, len(values))

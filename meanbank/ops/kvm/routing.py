@@ -92,7 +92,8 @@ def ascending(x: Tensor, noise: Tensor) -> Tensor:
 def first_argmax(x: Tensor, noise: Tensor, block: int = 64) -> Tensor:
     """argmax over the last dimension of x (B, Hkv, C, M); of those within `noise` the first.
 
-    It reads x once: the first block whose largest is within noise of the best has the answer.
+    With NaN among them it is any index below M. It reads x once: the first block whose largest is
+    within noise of the best has the answer.
     """
     size = x.shape[-1]
     block = min(block, size)
@@ -109,7 +110,7 @@ def first_argmax(x: Tensor, noise: Tensor, block: int = 64) -> Tensor:
 
 
 def _first(true: Tensor) -> Tensor:
-    """Indices (..., 1) of the first that are true in the last dimension of (..., M)."""
+    """Indices (..., 1) of the first that are true in the last dimension of (..., M), or the last."""
     size = true.shape[-1]
     falling = torch.arange(size, 0, -1, device=true.device, dtype=torch.int32)
-    return size - (true * falling).amax(dim=-1, keepdim=True).long()
+    return (size - (true * falling).amax(dim=-1, keepdim=True).long()).clamp_max(size - 1)
