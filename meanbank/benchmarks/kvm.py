@@ -17,7 +17,7 @@ from meanbank.benchmarks.records import Effort, Measured, Record, records_of, si
 from meanbank.benchmarks.settings import DTYPES, Machine, Sizes, check_room
 from meanbank.benchmarks.timing import Arm, Timing, alternate
 from meanbank.core.progress import progress
-from meanbank.ops.kvm.api import BACKENDS, check_backend
+from meanbank.ops.kvm.api import BACKENDS
 
 ARMS = ("ours", *BACKENDS, "sdpa", "full")
 Key = tuple[str, str | None]  # arm and budget
@@ -29,7 +29,7 @@ class KVMBenchmark:
 
     Arms: "ours", the operator's default backend; any backend by its name, such as "reference", the
     specification; "sdpa", PyTorch's own attention; "full", the best full attention that we found
-    in plain PyTorch. The default backend's own name is timed once and recorded as both.
+    in plain PyTorch.
     """
 
     machine: Machine = Machine()
@@ -57,7 +57,7 @@ class KVMBenchmark:
         """The arms, with each budget those that have one."""
         return [
             (arm, budget)
-            for arm in timed_arms(self.arms)
+            for arm in self.arms
             for budget in ((None,) if arm in ("sdpa", "full") else self.budgets)
         ]
 
@@ -78,10 +78,6 @@ class KVMBenchmark:
                 else:
                     arms[key] = backward_arm(operands, self.sizes, *key)
                     extra[key] = {"peak_bytes": self._training_peak(arms[key])}
-        for arm, budget in arms:
-            if budget is not None:
-                name = check_backend("auto" if arm == "ours" else arm)
-                extra[arm, budget]["backend"] = name
         common = {"bench": "kvm", "phase": phase, "length": length, "dtype": dtype}
         return self.measure(arms, extra, common, probes(self.machine, kind))
 
@@ -99,14 +95,13 @@ class KVMBenchmark:
         phase, length, kind = common["phase"], common["length"], DTYPES[common["dtype"]]
         measured = [
             Measured(
-                arm=name,
+                arm=arm,
                 budget=budget,
                 timing=timings[arm, budget],
                 work=work(phase, self.sizes, budget, length, kind),
                 extra={**sizes_of(self.sizes), **extra[arm, budget]},
             )
             for arm, budget in arms
-            for name in names_of(arm, self.arms)
         ]
         rates = ceilings.ceilings(timings, self.machine.clock)
         return records_of(common, measured, rates, self.machine)
@@ -125,18 +120,6 @@ class KVMBenchmark:
         needed = caches * self.sizes.layers * (max(self.lengths) + self.sizes.chunk_size) * row
         what = f"decode at {max(self.lengths)} tokens"
         check_room(needed, f"{what}, with {self.sizes.layers} layers' full caches,")
-
-
-def timed_arms(arms: tuple[str, ...]) -> list[str]:
-    """The arms, without the backend that "ours" stands for where that is among them."""
-    default = check_backend("auto")
-    return [arm for arm in arms if not ("ours" in arms and arm == default)]
-
-
-def names_of(arm: str, arms: tuple[str, ...]) -> list[str]:
-    """The names under which the time of an arm is recorded."""
-    default = check_backend("auto")
-    return [arm, default] if arm == "ours" and default in arms else [arm]
 
 
 def _about(decoder: Decoder) -> Record:

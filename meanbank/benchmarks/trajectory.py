@@ -15,7 +15,7 @@ import torch
 
 from meanbank.benchmarks.ceilings import probes
 from meanbank.benchmarks.full_decode import FullCache, fastest_layouts
-from meanbank.benchmarks.kvm import ARMS, Key, names_of, timed_arms
+from meanbank.benchmarks.kvm import ARMS, Key
 from meanbank.benchmarks.limits import Work, rows_read
 from meanbank.benchmarks.operands import Operands, flash, kvm
 from meanbank.benchmarks.records import Measured, Record, records_of, sizes_of
@@ -49,7 +49,7 @@ class TrajectoryBenchmark:
             raise ValueError(f"tokens must be at least 2, got {self.tokens}")
         assert set(self.arms) <= set(ARMS)
         keys: list[Key] = []
-        for arm in timed_arms(self.arms):
+        for arm in self.arms:
             budgets: tuple[str | None, ...] = self.budgets
             keys += [(arm, b) for b in ((None,) if arm in ("sdpa", "full") else budgets)]
         self.times = {key: [] for key in keys}
@@ -75,11 +75,7 @@ class TrajectoryBenchmark:
                     self.times[key].append(self._timed(steppers[key], token, at))
                 report(1, f"{at + 1} tokens")
                 if at + 1 in stops:
-                    measured = [
-                        self._stretch(key, name, stops[at + 1], at + 1)
-                        for key in self.times
-                        for name in names_of(key[0], self.arms)
-                    ]
+                    measured = [self._stretch(key, stops[at + 1], at + 1) for key in self.times]
                     common = {"bench": "trajectory", "phase": "decode", "length": at + 1}
                     yield from records_of(
                         {**common, "dtype": self.dtype}, measured, ceilings, self.machine
@@ -100,13 +96,13 @@ class TrajectoryBenchmark:
         self.machine.synchronize()
         return time.process_time() - cpu, time.perf_counter() - wall
 
-    def _stretch(self, key: Key, name: str, start: int, stop: int) -> Measured:
-        """The mean over the tokens at positions [start, stop), under that name."""
-        _, budget = key
+    def _stretch(self, key: Key, start: int, stop: int) -> Measured:
+        """The mean over the tokens at positions [start, stop)."""
+        arm, budget = key
         part = self.times[key][start:stop]
         cpu, wall = (sum(column) / len(part) for column in zip(*part, strict=True))
         return Measured(
-            arm=name,
+            arm=arm,
             budget=budget,
             timing=Timing((cpu,), (wall,)),
             work=self._work(budget, start, stop),

@@ -10,6 +10,7 @@ from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import FlopCounterMode
 
 from meanbank.ops import kvm_attention
+from meanbank.ops.kvm import api
 from meanbank.ops.kvm.common import KVMWeights, gather, position_free
 from meanbank.ops.kvm.fused_keys import CompressedKeys, WholeKeys
 from meanbank.ops.kvm.options import KVMOptions
@@ -368,3 +369,25 @@ def test_what_is_kept_for_the_way_back():
     expected = operands + heads * width * (64 + updates * chunk) + 2 * heads * updates * chunk
     appended = 2 * heads * 64
     assert sum(kept.values()) <= 4 * (expected + appended)
+
+
+@pytest.mark.parametrize(
+    ("length", "learns", "wanted"),
+    [(64, True, "reference"), (64, False, "fused"), (900, True, "fused")],
+)
+def test_auto_leaves_short_calls_with_gradients_to_autograd(length, learns, wanted, monkeypatch):
+    """By the number of scores: 2 heads, all tokens, all rows and the window."""
+    monkeypatch.setattr(api, "AUTOGRAD_SCORES", 2 * 500 * (64 + 32))
+    called = []
+    for name, backend in api.BACKENDS.items():
+        monkeypatch.setitem(
+            api.BACKENDS, name, lambda *a, n=name, b=backend: called.append(n) or b(*a)
+        )
+    data = torch.randn(3, 1, 2, length, 8)
+    query, key, value = data.requires_grad_(learns)
+    one = torch.ones(8)
+    settings = {"norm_weight": one, "norm_bias": 0 * one, "rotary_dim": 4, "chunk_size": 16}
+    api.kvm_attention(query, key, value, budget=64, **settings)
+    with torch.no_grad():
+        api.kvm_attention(query, key, value, budget=64, **settings)
+    assert called == [wanted, "fused"]

@@ -26,9 +26,14 @@ from meanbank.ops.kvm.reference import kvm_attention_reference
 BACKENDS = {"fused": kvm_attention_fused, "reference": kvm_attention_reference}
 
 
-def check_backend(name: str) -> str:
-    """The backend that `name` stands for; ValueError for one that does not exist."""
-    return "fused" if name == "auto" else choose("backend", name, ["auto", *BACKENDS])
+# Up to so many scores (all heads, queries and what they see) autograd through the reference is
+# faster than the backward pass of "fused", which computes them anew, and has room for them.
+AUTOGRAD_SCORES = 2**24
+
+
+def check_backend(name: str) -> None:
+    """ValueError for a backend that does not exist."""
+    choose("backend", name, ["auto", *BACKENDS])
 
 
 def kvm_attention(
@@ -108,8 +113,10 @@ def kvm_attention(
         return_memory: also return the memory after the T tokens.
         trace: a list that collects a `KVMUpdate` for each overflow; only the reference's have
             gradients.
-        backend: "fused", "reference" (plain PyTorch, which is the specification) or "auto", which
-            is fused. They agree but for rounding; fused has no second derivatives.
+        backend: "fused", "reference" (plain PyTorch, which is the specification) or "auto": fused,
+            but the reference for gradients of calls with at most 2^24 scores, where that is faster
+            and 64 MiB (fp32) hold them. They agree but for rounding; fused has no second
+            derivatives.
 
     Returns:
         (B, H, T, Dv) in the dtype of `value`, or that and the memory. Sums, gates, norms and
@@ -150,13 +157,27 @@ def kvm_attention(
         ones if state_temperature is None else state_temperature,
         ones if window_temperature is None else window_temperature,
     )
-    name = check_backend(backend)
+    check_backend(backend)
+    name = backend
+    if backend == "auto":
+        inputs = (query, key, value, merge_gate, *vars(weights).values())
+        learns = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in inputs)
+        seen = 0 if memory is None else memory.seen
+        few = _scores(query, seen, options) <= AUTOGRAD_SCORES
+        name = "reference" if learns and few else "fused"
     with torch.autocast(query.device.type, enabled=False):  # routing must not drop to half
         common = torch.promote_types(query.dtype, key.dtype)
         output, new_memory = BACKENDS[name](
             query.to(common), key.to(common), value, merge_gate, weights, options, memory, trace
         )
     return (output, new_memory) if return_memory else output
+
+
+def _scores(query: Tensor, seen: int, options: KVMOptions) -> int:
+    """A bound on the scores of a call: of all heads and queries, with all that they can see."""
+    total = seen + query.shape[2]
+    rows = min(max(options.budget(total), options.chunk_size), total)
+    return query[..., 0].numel() * (rows + options.window_chunks * options.chunk_size)
 
 
 def _check_shapes(query, key, value, merge_gate, norm_weight, norm_bias) -> None:
