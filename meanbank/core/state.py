@@ -29,6 +29,11 @@ class State:
             return 0
         return min((part.undoable for part in parts), default=0)
 
+    @property
+    def has_provenance(self) -> bool:
+        """Whether every memory of compressed rows in it knows where its tokens went."""
+        return all(part.has_provenance for part in _parts(self) if isinstance(part, State))
+
     def crop(self, tokens: int) -> Self:
         """The state that never saw the last `tokens` tokens of each row; fewer can be undone then.
 
@@ -174,10 +179,10 @@ def join(states: Sequence[Any]) -> Any:
     first = states[0]
     _class_of(states)
     if isinstance(first, Tensor):
-        forms = {(state.shape[1:], state.dtype, state.device) for state in states}
+        forms = {(state.shape[1:], state.is_floating_point(), state.device) for state in states}
         if len(forms) > 1:
-            raise ValueError("states of different shapes, dtypes or devices cannot be joined")
-        return torch.cat(list(states))
+            raise ValueError("states of different shapes or devices cannot be joined")
+        return torch.cat(list(states))  # the widest dtype; calls in others convert what they read
     if isinstance(first, State):
         instance: Any = first
         parts = {
@@ -260,14 +265,17 @@ def rows_of(state: Any, rows: tuple[int, ...]) -> Any:
 def gathered(batch: int, parts: dict[int, list[tuple[tuple[int, ...], Any]]]) -> Any:
     """One state from those of disjoint rows, by place: whole where all rows are at one.
 
-    Of rows at one place, all can undo what each of them can.
+    Of rows at one place, all keep what each of them has recorded.
     """
     rows, states = [], []
     for pieces in parts.values():
         held = [row for piece, _ in pieces for row in piece]
         state = pieces[0][1]
         if len(pieces) > 1:
-            record = Record(undo=min(state.undoable for _, state in pieces), provenance=True)
+            record = Record(
+                undo=min(state.undoable for _, state in pieces),
+                provenance=all(state.has_provenance for _, state in pieces),
+            )
             state = join([state.limited(record) for _, state in pieces])
         order = sorted(range(len(held)), key=held.__getitem__)
         if order != list(range(len(held))):

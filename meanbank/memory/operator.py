@@ -49,6 +49,10 @@ class OperatorState(MemoryState):
     def undoable(self) -> int:
         return self.depth
 
+    @property
+    def has_provenance(self) -> bool:
+        return self.destination is not None
+
     def crop(self, tokens: int) -> "OperatorState":
         self.check_crop(tokens)
         seen = self.memory.seen - tokens

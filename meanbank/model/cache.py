@@ -35,21 +35,18 @@ class StateLayer(CacheLayerMixin):
 
     def store(
         self,
-        state: State | None,
+        state: State,
         seen: int,
         lengths: tuple[int, ...],
         documents: tuple[int | None, ...] | None = None,
     ) -> None:
         """Replace the state by that after `seen` columns, `lengths` tokens of each row.
 
-        state: None where no row has a token; documents: the id of each row's last document, where
-        ids were given.
+        documents: the id of each row's last document, where ids were given.
         """
-        self.state, self.seen = state, seen
+        self.state, self.seen, self.is_initialized = state, seen, True
         self.lengths, self.documents = lengths, documents or (None,) * len(lengths)
-        if state is not None:
-            self.is_initialized = True
-            self.device = next((tensor.device for tensor in state.tensors()), self.device)
+        self.device = next((tensor.device for tensor in state.tensors()), self.device)
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
         """Nothing to allocate: the first call of the model makes the state."""
@@ -112,6 +109,9 @@ class StateLayer(CacheLayerMixin):
 
     def forget(self, tokens: int, state: State | None) -> None:
         """Replace the state by one that never saw the last `tokens` tokens of each row."""
+        if state is None:
+            self.reset()
+            return
         lengths = tuple(length - tokens for length in self.lengths)
         self.store(state, self.seen - tokens, lengths, self.documents)
 
@@ -244,7 +244,8 @@ class MeanbankCache(Cache):
         Afterwards the cache is as if it had never seen them, in every tensor (up to rounding in
         RWKV-7 layers, which read the tokens before them again); it can forget as many fewer. Only
         tokens seen while recording can be forgotten, the last `undoable`, each row's within its
-        last document; padding is not counted. Raises ValueError for more, and changes nothing.
+        last document; padding is not counted. A cache that forgets everything is as a new one.
+        Raises ValueError for more, and changes nothing.
         """
         tokens = _tokens_of(tokens_to_remove, self.undoable, self.lengths)
         if tokens:
@@ -311,12 +312,7 @@ class MeanbankCache(Cache):
             raise ValueError("caches of different models cannot be joined")
         lengths = [cache.lengths for cache in caches]
         columns = zip(*(cache._held() for cache in caches), strict=True)
-        provenance = all(cache.record.provenance for cache in caches)
-        whole = []
-        for states in columns:
-            undo = min(state.undoable for state in states)
-            record = Record(undo=undo, provenance=provenance)
-            whole.append(joined([state.limited(record) for state in states], lengths))
+        whole = [joined(states, lengths) for states in columns]
         seen = max(cache.seen for cache in caches)
         documents = sum((cache.documents for cache in caches), ())
         return caches[0]._changed(seen, sum(lengths, ()), documents, whole).recording_as(caches)

@@ -43,6 +43,7 @@ ORIGIN = {
 }
 STATE = "state:"  # the prefix of a state's words
 _NUMBERS = re.compile(r"\[(?:0|[1-9]\d{0,15})(?:,(?:0|[1-9]\d{0,15}))*\]")
+_IDS = re.compile(r"\[(?:null|-?(?:0|[1-9]\d{0,18}))(?:,(?:null|-?(?:0|[1-9]\d{0,18})))*\]")
 _KEYS = re.compile(r".*?\.(rows\.key|window_key|key)")
 _TOP = re.compile(re.escape(STATE) + r"(layers\.\d+|stem)")
 
@@ -108,6 +109,7 @@ def save_context(
         "dtype": _name(backbone.dtype),
         "seen": str(cache.seen),
         "lengths": json.dumps(cache.lengths, separators=(",", ":")),
+        "documents": json.dumps(cache.documents, separators=(",", ":")),
     }
     tensors: dict[str, Tensor] = {}
     tree: dict[str, str] = {}
@@ -129,6 +131,7 @@ def load_context(path: str | Path, model: Any, *, tokenizer: Any = None) -> Mean
         words = dict(header.words)
         _check_format(words)
         seen, lengths = _check_place(words)
+        documents = _check_documents(words, len(lengths))
         _check_origin(words, backbone, model, tokenizer)
         empty = {
             name: torch.empty(entry.shape, dtype=entry.dtype, device="meta")
@@ -147,7 +150,7 @@ def load_context(path: str | Path, model: Any, *, tokenizer: Any = None) -> Mean
         _check_states(backbone, states, lengths)  # now with numbers
     cache = backbone.new_cache()
     for layer, state in zip(cache.layers, states, strict=True):
-        layer.store(state, seen, lengths)
+        layer.store(state, seen, lengths, documents)
     return cache
 
 
@@ -232,6 +235,14 @@ def _check_place(words: dict[str, str]) -> tuple[int, tuple[int, ...]]:
     if more or not columns or len(counts) > MAX_ROWS or max(counts) > columns:
         raise ContextFileError(f"it cannot hold {lengths[:40]} tokens after {seen[:40]} columns")
     return columns, counts
+
+
+def _check_documents(words: dict[str, str], rows: int) -> tuple[int | None, ...]:
+    """The id of each row's last document."""
+    ids = words.get("documents", "")
+    if _IDS.fullmatch(ids) is None or len(found := json.loads(ids)) != rows:
+        raise ContextFileError("it does not say to which documents its rows belong")
+    return tuple(found)
 
 
 def _check_origin(words: dict[str, str], backbone: Any, model: Any, tokenizer: Any) -> None:

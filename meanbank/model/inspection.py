@@ -4,6 +4,7 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from meanbank.core.record import NOTHING
@@ -94,8 +95,11 @@ def provenance(state: State, sequence: int) -> Provenance:
     """See `MeanbankCache.provenance`."""
     held = _memory(state)
     if isinstance(held, RowStates):
-        held = rows_of(held, (sequence,))
-        sequence = 0
+        some = held.states[0] if held.states else None
+        held, sequence = rows_of(held, (sequence,)), 0
+        if held is None and isinstance(some, OperatorState):  # a sequence without tokens
+            heads = some.memory.window_key.shape[1]
+            return Provenance(torch.empty(heads, 0, dtype=torch.int32))
     if not isinstance(held, OperatorState):
         raise ValueError("the layer has no memory of compressed rows")
     if held.destination is None:
@@ -103,7 +107,7 @@ def provenance(state: State, sequence: int) -> Provenance:
             "where tokens went was not recorded: call activate_provenance() before the first of "
             "them is read"
         )
-    return Provenance(held.destination[sequence])
+    return Provenance(held.destination[sequence].clone())
 
 
 def _memory(state: Any) -> Any:

@@ -76,6 +76,12 @@ class TimeMixState(State):
         start = self.start and self.start.crop(tokens)
         return TimeMixState(last, start, matrix, values, past)
 
+    @classmethod
+    def joined(cls, states, seen):
+        if any(state.past is None for state in states):
+            states = [dataclasses.replace(state, past=None) for state in states]
+        return super().joined(states, seen)
+
     def limited(self, record: Record) -> "TimeMixState":
         state = super().limited(record)
         return state if record.undo else dataclasses.replace(state, past=None)

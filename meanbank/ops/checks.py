@@ -30,6 +30,9 @@ def check_attention(query: Tensor, key: Tensor, value: Tensor) -> None:
         )
     if query.shape[2] == 0:
         raise ValueError("at least one token is needed, got none")
+    if not query.numel() or not value.numel():
+        shapes = f"{tuple(query.shape)} and {tuple(value.shape)}"
+        raise ValueError(f"query and value must not be empty, got shapes {shapes}")
 
 
 def check_per_head(name: str, tensor: Tensor, query: Tensor) -> None:

@@ -215,7 +215,7 @@ def test_rows_at_different_places(memory, reading):
         assert cache.undoable <= min(map(len, texts))
         cache.crop(-tokens)
         texts = [text[: len(text) - tokens] for text in texts]
-        assert cache.lengths == tuple(map(len, texts))
+        assert (cache.lengths or (0,) * rows) == tuple(map(len, texts))
     more = torch.randint(40, (rows, CHUNK + 2))
     assert_rows(model, cache, texts, more)
     again = torch.tensor([rows - 1, *range(rows)])  # as beams do

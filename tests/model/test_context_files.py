@@ -356,9 +356,6 @@ def test_rows_that_cannot_be_taken_or_joined():
         "nothing to join": lambda: MeanbankCache.join([]),
         "the cache is empty": lambda: MeanbankCache.join([cache, empty]),
         "cannot be joined": lambda: MeanbankCache.join([filled(model, [5]), other]),
-        "different shapes": lambda: MeanbankCache.join(
-            [cache, filled(small(dtype=torch.float64), [5])]
-        ),
         "different models": lambda: MeanbankCache.join(
             [cache, filled(small(backbone="nanochat"), [5])]
         ),

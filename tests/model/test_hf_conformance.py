@@ -134,7 +134,9 @@ def test_the_same_every_time_in_training_or_not_and_in_a_copy(system):
     assert torch.equal(copy.deepcopy(model)(ids).logits, first)
     assert torch.equal(model.train()(ids).logits, first)  # there is no dropout
     with torch.inference_mode():
-        assert torch.equal(model(ids).logits, first)
+        again = model(ids).logits  # without gradients KVM may take another backend
+        assert torch.equal(model(ids).logits, again)
+        assert (again - first).abs().max() <= 1e-5
 
 
 @every_system

@@ -1,5 +1,6 @@
 """`kvm_attention`: checks its arguments and picks a backend."""
 
+import math
 import numbers
 from collections.abc import Callable
 
@@ -222,8 +223,14 @@ def _check_memory(
 
 def _as_function(budget: Callable[[int], float] | int) -> Callable[[int], int]:
     if callable(budget):
-        return lambda seen: int(budget(seen))
-    if not isinstance(budget, numbers.Integral) or budget < 1:
+        return lambda seen: _rows(budget(seen), seen)
+    if isinstance(budget, bool) or not isinstance(budget, numbers.Integral) or budget < 1:
         raise ValueError(f"budget must be a function or a positive number of rows, got {budget!r}")
     rows = int(budget)
     return lambda seen: rows
+
+
+def _rows(wanted: float, seen: int) -> int:
+    if not math.isfinite(wanted):
+        raise ValueError(f"budget must give a number of rows, got {wanted} after {seen} tokens")
+    return int(wanted)

@@ -93,7 +93,7 @@ class Pass:
         self.writes_through = group == 1 and self.heads[0] == 1
         self._hidden = None
         if longest > 1:
-            future = torch.full((longest, longest), -math.inf, dtype=call.dtype, device=key.device)
+            future = torch.ones(longest, longest, dtype=torch.bool, device=key.device)
             self._hidden = future.triu_(1)
 
     def _scale(self, temperature: Tensor) -> Tensor:
@@ -158,7 +158,7 @@ class Pass:
         torch.bmm(near, key.mT, out=scores[..., step.rows :])
         if self._hidden is not None:
             newest = scores.view(shape[0], -1, step.count, shape[2])[..., -step.count :]
-            newest += self._hidden[: step.count, : step.count]
+            newest.masked_fill_(self._hidden[: step.count, : step.count], -math.inf)
         if rows is not None:
             torch.bmm(far, packed(rows.keys).mT, out=scores[..., : step.rows])
         return torch.softmax(scores, dim=-1, out=self.buffer("probabilities", self.dtype, *shape))
