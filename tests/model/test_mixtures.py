@@ -1,4 +1,4 @@
-"""What somebody broke once: mixtures of what a cache can do."""
+"""What mixtures of cache operations, and of good and bad numbers, broke once."""
 
 import pytest
 import torch
