@@ -1,6 +1,8 @@
 """A long text read piece by piece: what it takes per token, and what is held, as it gets longer."""
 
+import ctypes
 import dataclasses
+import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -27,10 +29,10 @@ PAGE = 4096  # bytes
 class SoakBenchmark:
     """What `meanbank bench soak` measures.
 
-    Peaks are taken when a model has read everything, from what its cache was at each length, so
-    that measuring them does not show in the memory of the process.
+    Peaks are taken when a model has read everything, from what its cache was at each length, kept
+    in a file, so that measuring them does not show in the memory of the process.
 
-    lengths: tokens after which to look, ascending; each is measured over the tokens since the one
+    lengths: tokens after which to look, ascending; time is of the median piece since the one
     before. piece: tokens read at a time. arms: models as in `ModelBenchmark`.
     """
 
@@ -58,39 +60,48 @@ class SoakBenchmark:
             ceilings = probe.ceilings(timings, self.machine.clock)
             for arm in self.arms:
                 model = models.model(arm, kind).eval()
-                looks = list(self._stretches(models, model, arm, report))
-                for measured, cache in looks:
-                    extra = {**measured.extra, **self._held(model, cache)}
-                    whole = dataclasses.replace(measured, extra=extra)
-                    yield from self._record(whole, cache.seen, ceilings)
+                with tempfile.TemporaryDirectory() as folder:
+                    looks = list(self._stretches(models, model, arm, Path(folder), report))
+                    for measured, path in looks:
+                        cache = MeanbankCache.load(path, model)
+                        extra = {**measured.extra, **self._held(model, cache)}
+                        whole = dataclasses.replace(measured, extra=extra)
+                        yield from self._record(whole, cache.seen, ceilings)
 
     def _stretches(
-        self, models: ModelBenchmark, model: MeanbankForCausalLM, arm: str, report: Any
-    ) -> Iterator[tuple[Measured, MeanbankCache]]:
-        """Speed and resident memory of each stretch, and what the cache was at its end."""
+        self,
+        models: ModelBenchmark,
+        model: MeanbankForCausalLM,
+        arm: str,
+        folder: Path,
+        report: Any,
+    ) -> Iterator[tuple[Measured, Path]]:
+        """Speed and resident memory of each stretch, and the file of the cache at its end."""
         generator = torch.Generator().manual_seed(SEED)
         cache, start, seen = model.model.new_cache(), 0, 0
         self._read(model, model.model.new_cache(), self._tokens(generator))  # warm
         for length in sorted(self.lengths):
-            cpu = wall = 0.0
+            pieces: list[tuple[float, float]] = []  # CPU and wall seconds a token of each
             while seen < length:
                 ids = self._tokens(generator)[:, : length - seen]
                 self.machine.synchronize()
-                cpu, wall = cpu - time.process_time(), wall - time.perf_counter()
+                cpu, wall = time.process_time(), time.perf_counter()
                 self._read(model, cache, ids)
                 self.machine.synchronize()
-                cpu, wall = cpu + time.process_time(), wall + time.perf_counter()
+                cpu, wall = time.process_time() - cpu, time.perf_counter() - wall
+                pieces.append((cpu / ids.shape[1], wall / ids.shape[1]))
                 seen += ids.shape[1]
                 report(ids.shape[1], f"{arm}: {seen:,} tokens")
             new, before = length - start, models.work(model, "prefill", max(start, 1), 0)
             work = models.work(model, "prefill", length, 0)
             flops = (work.flops - (before.flops if start else 0)) / new
-            timing = Timing((cpu / new,), (wall / new,))
+            timing = Timing(*map(tuple, zip(*pieces, strict=True)))
             speed = self.sizes.batch / timing.seconds(self.machine.clock)
             extra = {"tokens_per_second": speed, "resident_bytes": resident_bytes()}
             work = Work(flops, work.nbytes / self.piece)
-            yield Measured(arm=arm, budget=None, timing=timing, work=work, extra=extra), cache
-            cache, start = cache.repeat(1), length
+            path, start = folder / f"{length}.ctx", length
+            cache.save(path, model)
+            yield Measured(arm=arm, budget=None, timing=timing, work=work, extra=extra), path
 
     def _held(self, model: MeanbankForCausalLM, cache: MeanbankCache) -> Record:
         """Sizes and bytes; the peak is that of reading one more piece, the cache included."""
@@ -120,6 +131,16 @@ class SoakBenchmark:
 
 
 def resident_bytes() -> int | None:
-    """Memory that the process has in RAM; None where the system does not tell."""
+    """Memory that the process has in RAM; None where the system does not tell.
+
+    What the C library has kept of freed memory is first given back, where it is glibc: how much
+    that is depends on the order of sizes, and was seen to wander by 170 MiB while the bytes in use
+    were the same after every piece.
+    """
     path = Path("/proc/self/statm")
-    return int(path.read_text().split()[1]) * PAGE if path.exists() else None
+    if not path.exists():
+        return None
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(0)
+    return int(path.read_text().split()[1]) * PAGE

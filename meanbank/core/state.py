@@ -97,14 +97,11 @@ class State:
 
     def tensors(self) -> Iterator[Tensor]:
         """Every tensor of the tree, in field order."""
-        found: list[Tensor] = []
-
-        def collect(tensor: Tensor) -> Tensor:
-            found.append(tensor)
-            return tensor
-
-        self.map(collect)
-        return iter(found)
+        for part in _parts(self):
+            if isinstance(part, Tensor):
+                yield part
+            else:
+                yield from part.tensors()
 
     def nbytes_by_part(self) -> dict[str, int]:
         """The same as `nbytes`, told apart by what they are for."""
@@ -127,33 +124,38 @@ def _map(node: Any, function: Callable[[Tensor], Tensor]) -> Any:
 
 
 def _parts(node: Any) -> Iterator[Any]:
-    """The tensors and states that a state holds itself."""
-
-    def found(item: Any) -> Iterator[Any]:
+    """The tensors and states that a state, or a tuple within one, holds itself."""
+    if isinstance(node, State):
+        instance: Any = node
+        node = tuple(getattr(node, field.name) for field in dataclasses.fields(instance))
+    for item in node:
         if isinstance(item, (Tensor, State)):
             yield item
         elif isinstance(item, tuple):
-            for part in item:
-                yield from found(part)
-
-    for field in dataclasses.fields(node):
-        yield from found(getattr(node, field.name))
+            yield from _parts(item)
 
 
 def _rebuild(
     node: Any, on_tensor: Callable[[Tensor], Any], on_state: Callable[[State], Any]
 ) -> Any:
     """The same state with its tensors and the states below it replaced."""
-
-    def changed(item: Any) -> Any:
-        if isinstance(item, Tensor):
-            return on_tensor(item)
-        if isinstance(item, State):
-            return on_state(item)
-        return tuple(map(changed, item)) if isinstance(item, tuple) else item
-
     fields = dataclasses.fields(node)
-    return dataclasses.replace(node, **{f.name: changed(getattr(node, f.name)) for f in fields})
+    parts = {f.name: _replaced(getattr(node, f.name), on_tensor, on_state) for f in fields}
+    return dataclasses.replace(node, **parts)
+
+
+def _replaced(
+    item: Any, on_tensor: Callable[[Tensor], Any], on_state: Callable[[State], Any]
+) -> Any:
+    # not a function within the other: one that calls itself is a cycle, and what its cell reaches
+    # (states) would stay until Python collects garbage
+    if isinstance(item, Tensor):
+        return on_tensor(item)
+    if isinstance(item, State):
+        return on_state(item)
+    if isinstance(item, tuple):
+        return tuple(_replaced(part, on_tensor, on_state) for part in item)
+    return item
 
 
 def _class_of(states: Sequence[Any]) -> type[State]:

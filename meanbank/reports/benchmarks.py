@@ -271,8 +271,9 @@ def _soak_table(dtype: str, found: Sequence[Record]) -> Table:
     return Table(
         title=f"A long text, {found[0]['piece']:,} tokens at a time, {dtype}",
         meaning=(
-            "Tokens a second since the line before. Held: bytes of the cache; peak: most bytes at "
-            "a time besides the weights; resident: of the process.",
+            "Tokens a second of the median piece since the line before. Held: bytes of the cache; "
+            "peak: most bytes at a time besides the weights; resident: of the process, once the C "
+            "library has given back what it keeps of freed memory.",
         ),
         columns=("Model", "Tokens", "tok/s", "Held", "Peak", "Resident"),
         rows=tuple(rows),
