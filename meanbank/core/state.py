@@ -7,7 +7,9 @@ from typing import Any, ClassVar, Self
 import torch
 from torch import Tensor
 
+from meanbank.core.derived import NAME, derived_tensors
 from meanbank.core.record import Record
+from meanbank.core.room import spare_nbytes
 
 
 class State:
@@ -113,8 +115,22 @@ class State:
         return found
 
     def nbytes(self) -> int:
-        """Bytes held, without spare storage behind views (states never keep such views)."""
+        """Bytes of what the state holds; `prepared_nbytes` come on top."""
         return sum(tensor.numel() * tensor.element_size() for tensor in self.tensors())
+
+    def prepared_nbytes(self) -> int:
+        """Bytes that decoding keeps besides, to go on quickly: room for the next tokens, and what
+        is derived from the state. No copy, selection, part or file of it has them."""
+        tensors = list(self.tensors())
+        spare = {t.untyped_storage().data_ptr(): spare_nbytes(t) for t in tensors}
+        held = {tensor.untyped_storage().data_ptr() for tensor in tensors}
+        found = {t.untyped_storage().data_ptr(): t.untyped_storage() for t in _derived(self)}
+        others = sum(storage.nbytes() for at, storage in found.items() if at not in held)
+        return sum(spare.values()) + others
+
+    def __getstate__(self) -> dict[str, Any]:
+        """What copies and pickles have: the fields."""
+        return {name: item for name, item in vars(self).items() if name != NAME}
 
 
 def _map(node: Any, function: Callable[[Tensor], Tensor]) -> Any:
@@ -133,6 +149,14 @@ def _parts(node: Any) -> Iterator[Any]:
 
     for field in dataclasses.fields(node):
         yield from found(getattr(node, field.name))
+
+
+def _derived(node: Any) -> Iterator[Tensor]:
+    """The tensors that accompany the states of a tree."""
+    yield from derived_tensors(node)
+    for part in _parts(node):
+        if isinstance(part, State):
+            yield from _derived(part)
 
 
 def _rebuild(
