@@ -122,11 +122,17 @@ class State:
         """Bytes that decoding keeps besides, to go on quickly: room for the next tokens, and what
         is derived from the state. No copy, selection, part or file of it has them."""
         tensors = list(self.tensors())
-        spare = {t.untyped_storage().data_ptr(): spare_nbytes(t) for t in tensors}
-        held = {tensor.untyped_storage().data_ptr() for tensor in tensors}
-        found = {t.untyped_storage().data_ptr(): t.untyped_storage() for t in _derived(self)}
-        others = sum(storage.nbytes() for at, storage in found.items() if at not in held)
-        return sum(spare.values()) + others
+        spare = {tensor.untyped_storage().data_ptr(): spare_nbytes(tensor) for tensor in tensors}
+        storages = (tensor.untyped_storage() for tensor in self.derived_tensors())
+        besides = {storage.data_ptr(): storage.nbytes() for storage in storages}
+        return sum((besides | spare).values())
+
+    def derived_tensors(self) -> Iterator[Tensor]:
+        """The tensors that accompany the states of the tree; some may be the state's own."""
+        yield from derived_tensors(self)
+        for part in _parts(self):
+            if isinstance(part, State):
+                yield from part.derived_tensors()
 
     def __getstate__(self) -> dict[str, Any]:
         """What copies and pickles have: the fields."""
@@ -149,14 +155,6 @@ def _parts(node: Any) -> Iterator[Any]:
 
     for field in dataclasses.fields(node):
         yield from found(getattr(node, field.name))
-
-
-def _derived(node: Any) -> Iterator[Tensor]:
-    """The tensors that accompany the states of a tree."""
-    yield from derived_tensors(node)
-    for part in _parts(node):
-        if isinstance(part, State):
-            yield from _derived(part)
 
 
 def _rebuild(
