@@ -146,7 +146,9 @@ def _weighted_sum(weights: Tensor, values: Tensor) -> Tensor:
     if _by_products(values):  # of whole channels, spare slots and all: they are zeros
         slots = values.stride(2)
         channels = values.as_strided((heads, width, slots), (width * slots, slots, 1))
-        return torch.bmm(channels, F.pad(weights, (0, slots - count)).mT).mT
+        if slots > count:
+            weights = F.pad(weights, (0, slots - count))
+        return torch.bmm(channels, weights.mT).mT
     if not _by_bags(values):
         return torch.bmm(weights, values)
     slots = count if heads == 1 else values.stride(0) // width
