@@ -130,11 +130,10 @@ def _scores(query: Tensor, keys: Tensor) -> Tensor:
     heads, tiles, width, tile = keys.shape
     group = query.shape[1]
     channels = _numbers(heads * tiles * width).view(heads, 1, tiles, width)
-    scores = F.embedding_bag(
-        channels.expand(-1, group, -1, -1).reshape(-1, width),
+    scores = _bags(
         keys.view(-1, tile),
-        mode="sum",
-        per_sample_weights=query[:, :, None].expand(-1, -1, tiles, -1).reshape(-1, width),
+        channels.expand(-1, group, -1, -1),
+        query[:, :, None].expand(-1, -1, tiles, -1),
     )
     return scores.view(heads, group, tiles * tile)
 
@@ -153,13 +152,20 @@ def _weighted_sum(weights: Tensor, values: Tensor) -> Tensor:
         return torch.bmm(weights, values)
     slots = count if heads == 1 else values.stride(0) // width
     rows = _numbers(heads * slots).view(heads, 1, slots)[..., :count]
-    sums = F.embedding_bag(
-        rows.expand(-1, group, -1).reshape(-1, count),
-        values.as_strided((heads * slots, width), (width, 1)),
+    table = values.as_strided((heads * slots, width), (width, 1))
+    return _bags(table, rows.expand(-1, group, -1), weights).view(heads, group, width)
+
+
+def _bags(table: Tensor, rows: Tensor, weights: Tensor) -> Tensor:
+    """Sums of rows (..., n) of a table (R, W) with weights (..., n): (bags, W)."""
+    count = rows.shape[-1]
+    return F.embedding_bag(
+        rows.reshape(-1),
+        table,
+        _numbers(rows.numel() // count) * count,
         mode="sum",
-        per_sample_weights=weights.reshape(-1, count),
+        per_sample_weights=weights.reshape(-1),
     )
-    return sums.view(heads, group, width)
 
 
 @functools.lru_cache(maxsize=64)
