@@ -7,7 +7,9 @@ from typing import Any, ClassVar, Self
 import torch
 from torch import Tensor
 
+from meanbank.core.derived import NAME, derived_tensors
 from meanbank.core.record import Record
+from meanbank.core.room import spare_nbytes
 
 
 class State:
@@ -115,8 +117,28 @@ class State:
         return found
 
     def nbytes(self) -> int:
-        """Bytes held, without spare storage behind views (states never keep such views)."""
+        """Bytes of what the state holds; `prepared_nbytes` come on top."""
         return sum(tensor.numel() * tensor.element_size() for tensor in self.tensors())
+
+    def prepared_nbytes(self) -> int:
+        """Bytes that decoding keeps besides, to go on quickly: room for the next tokens, and what
+        is derived from the state. No copy, selection, part or file of it has them."""
+        tensors = list(self.tensors())
+        spare = {tensor.untyped_storage().data_ptr(): spare_nbytes(tensor) for tensor in tensors}
+        storages = (tensor.untyped_storage() for tensor in self.derived_tensors())
+        besides = {storage.data_ptr(): storage.nbytes() for storage in storages}
+        return sum((besides | spare).values())
+
+    def derived_tensors(self) -> Iterator[Tensor]:
+        """The tensors that accompany the states of the tree; some may be the state's own."""
+        yield from derived_tensors(self)
+        for part in _parts(self):
+            if isinstance(part, State):
+                yield from part.derived_tensors()
+
+    def __getstate__(self) -> dict[str, Any]:
+        """What copies and pickles have: the fields."""
+        return {name: item for name, item in vars(self).items() if name != NAME}
 
 
 def _map(node: Any, function: Callable[[Tensor], Tensor]) -> Any:

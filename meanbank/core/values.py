@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from meanbank.core.geometry import split_heads
+from meanbank.core.room import appended
 
 
 class Values(abc.ABC):
@@ -37,6 +38,22 @@ class Values(abc.ABC):
     def after(self, stored: Tensor | None) -> "Values":
         """These values preceded by the tokens that `stored`, as `stored()` gave it, stands for."""
 
+    @abc.abstractmethod
+    def standing_for(self, stored: Tensor) -> "Values":
+        """The values of just the tokens that `stored`, as `stored()` gave it, stands for."""
+
+    @abc.abstractmethod
+    def appended_to(self, stored: Tensor, dense: Tensor, block: int) -> Tensor:
+        """`stored`, followed by what it keeps of these tokens, see `room.appended`.
+
+        dense: all of these values together, in a dtype that may be another.
+        """
+
+    @property
+    @abc.abstractmethod
+    def weights(self) -> tuple[Tensor, ...]:
+        """Those that what is stored depends on in order to be dense."""
+
 
 @dataclasses.dataclass(frozen=True)
 class DenseValues(Values):
@@ -57,6 +74,18 @@ class DenseValues(Values):
         if stored is None:
             return self
         return DenseValues(torch.cat([stored.to(self.tensor.dtype), self.tensor], dim=2))
+
+    def standing_for(self, stored: Tensor) -> "DenseValues":
+        return DenseValues(stored)
+
+    def appended_to(self, stored: Tensor, dense: Tensor, block: int) -> Tensor:
+        if dense.dtype == self.tensor.dtype:
+            return dense
+        return appended(stored.to(self.tensor.dtype), self.tensor, 2, block)
+
+    @property
+    def weights(self) -> tuple[Tensor, ...]:
+        return ()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -87,6 +116,16 @@ class BankedValues(Values):
             return self
         ids = torch.cat([stored.to(self.token_ids.dtype), self.token_ids], dim=1)
         return dataclasses.replace(self, token_ids=ids)
+
+    def standing_for(self, stored: Tensor) -> "BankedValues":
+        return dataclasses.replace(self, token_ids=stored)
+
+    def appended_to(self, stored: Tensor, dense: Tensor, block: int) -> Tensor:
+        return appended(stored, self.token_ids.to(stored.dtype), 1, block)
+
+    @property
+    def weights(self) -> tuple[Tensor, ...]:
+        return (self.table, self.scale) if isinstance(self.scale, Tensor) else (self.table,)
 
 
 def token_dim(stored: Tensor) -> int:

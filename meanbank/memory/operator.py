@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from meanbank.core.derived import derived, keep
 from meanbank.core.geometry import Geometry
 from meanbank.core.precision import accumulator_dtype
 from meanbank.core.record import Record
@@ -116,6 +117,9 @@ class OperatorMemory(Memory):
         """A bound on the rows of older tokens within the first `tokens` tokens."""
 
     def forward(self, query, key, values, gate_input, state, span):
+        leaves = self._leaves(span.seen, span.total)
+        if state is not None and span.length == 1 and not leaves and not torch.is_grad_enabled():
+            return self._one_more(query, key, values, gate_input, state, span)
         memory: Any = None
         held, past, first = 0, (), span.seen
         if state is not None:
@@ -150,6 +154,34 @@ class OperatorMemory(Memory):
             memory, values.stored(kept - first), depth, past, _joined_destinations(destinations)
         )
         return output, new_state.limited(dataclasses.replace(span.record, undo=depth))
+
+    def _one_more(self, query, key, values, gate_input, state, span):
+        """`forward` of one token that only joins the window: nothing that is held is copied."""
+        dense = derived(
+            state,
+            query.dtype,
+            values.weights,
+            lambda: values.standing_for(state.values).dense().to(query.dtype),
+        )
+        destinations = self._destinations(state, key) if span.record.provenance else None
+        output, memory = self.attend(
+            query,
+            key,
+            values.dense().to(query.dtype),
+            self.gates(gate_input),
+            dataclasses.replace(state.memory, window_value=dense),
+            destinations,
+        )
+        dense = memory.window_value
+        new_state = OperatorState(
+            dataclasses.replace(memory, window_value=None),
+            values.appended_to(state.values, dense, self.window.size),
+            min(span.record.undo, state.depth + 1),
+            state.past,
+            _joined_destinations(destinations),
+        ).limited(span.record)
+        keep(new_state, query.dtype, values.weights, dense)
+        return output, new_state
 
     def _destinations(self, state: OperatorState | None, key: Tensor) -> list[Tensor] | None:
         """Those recorded so far, to be extended; None where earlier tokens were not."""

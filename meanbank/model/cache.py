@@ -259,10 +259,21 @@ class MeanbankCache(Cache):
         return self.layers[0].documents
 
     def nbytes(self) -> int:
-        """Bytes of memory held, all layers and rows of the batch; what layers share counts once."""
+        """Bytes of memory held, all layers and rows of the batch; what layers share counts once.
+
+        What decoding keeps besides, `prepared_nbytes`, comes on top.
+        """
         states = [layer.state for layer in self.layers if layer.state is not None]
         tensors = {t.data_ptr(): t for state in states for t in state.tensors()}
         return sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
+
+    def prepared_nbytes(self) -> int:
+        """Bytes that decoding a token leaves besides, so that the next one is quick; 0 before.
+
+        Room for a chunk of tokens at most; of KVM layers the rows once more, as queries meet them;
+        of a bank's layers the window's values. Copies, selections and files do not have it.
+        """
+        return sum(layer.state.prepared_nbytes() for layer in self.layers if layer.state)
 
     def select(self, rows: Sequence[int] | Tensor) -> "MeanbankCache":
         """A new cache of some rows of the batch, in that order; this one stays as it is.

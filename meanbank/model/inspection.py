@@ -29,7 +29,8 @@ class LayerDescription:
     appended: tokens that got rows of their own after the memory's first ones; merged: tokens added
         to rows that were there.
     nbytes: bytes of all sequences by what they are for: "rows", "exact tokens", "matrix", "last
-        tokens" (of token shifts), and "record", what is only kept for rollback and provenance.
+        tokens" (of token shifts); "record", what is only kept for rollback and provenance;
+        "prepared", what decoding keeps besides, see `MeanbankCache.prepared_nbytes`.
     """
 
     name: str
@@ -124,7 +125,10 @@ def _described(
     config = plan and plan.memory
     first = config.first_rows if config else 0
     nbytes = state.limited(NOTHING).nbytes_by_part()
-    record = state.nbytes() - sum(nbytes.values())
+    besides = {
+        "record": state.nbytes() - sum(nbytes.values()),
+        "prepared": state.prepared_nbytes(),
+    }
     return LayerDescription(
         name=name,
         memory=plan.memory.tag if plan else "-",
@@ -134,7 +138,7 @@ def _described(
         budget=tuple(config.rows_wanted(seen) if config else None for seen in lengths),
         appended=tuple(max(0, usage.rows - first) for usage in usages),
         merged=tuple(usage.older - usage.rows for usage in usages),
-        nbytes={**nbytes, **({"record": record} if record else {})},
+        nbytes=nbytes | {part: size for part, size in besides.items() if size},
     )
 
 

@@ -140,7 +140,7 @@ def assert_same(found, expected, tolerance):
 
 
 def storage_nbytes(states) -> int:
-    """Bytes of the distinct storages behind the tensors of some states."""
-    tensors = [tensor for state in states for tensor in state.tensors()]
+    """Bytes of the distinct storages behind the tensors of some states, and what goes with them."""
+    tensors = [t for state in states for t in (*state.tensors(), *state.derived_tensors())]
     storages = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in tensors}
     return sum(storages.values())

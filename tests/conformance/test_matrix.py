@@ -72,7 +72,8 @@ def token_by_token(model, ids):
             logits.append(output.logits)
             held, bound = cache.nbytes(), model.model.memory_nbytes_max(cache.seen, batch=2)
             assert held <= bound
-            assert held == storage_nbytes(layer.state for layer in cache.layers)
+            prepared = cache.prepared_nbytes()
+            assert held + prepared == storage_nbytes(layer.state for layer in cache.layers)
             largest = max(largest, held)
         whole = model(ids, use_cache=True).cache
         assert whole.nbytes() == storage_nbytes(layer.state for layer in whole.layers)

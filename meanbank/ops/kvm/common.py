@@ -51,7 +51,9 @@ def resumed(
 ) -> tuple[int, KVMRows | None, Block]:
     """Tokens seen, rows and window of a memory, in the precision of the tokens that follow it."""
     precise = accumulator_dtype(key.dtype)
-    rows = memory.rows and memory.rows.map(lambda tensor: tensor.to(precise))
+    rows = memory.rows
+    if rows is not None and rows.key.dtype != precise:
+        rows = rows.map(lambda tensor: tensor.to(precise))
     assert memory.window_value is not None  # the api has checked
     held_gate = None if gate is None or memory.window_gate is None else memory.window_gate.to(gate)
     held = (memory.window_key.to(key.dtype), memory.window_value.to(value.dtype), held_gate)

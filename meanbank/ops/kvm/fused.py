@@ -3,7 +3,8 @@
 Equal to `reference.py` in outputs and all gradients. What makes it fast: memory keys in fewer
 numbers (`fused_keys`), normalised keys and readouts that are computed anew only for rows that were
 written (`fused_memory`), scores of memory and window in one buffer, and a backward pass that
-restores the memory of each chunk from what its update replaced.
+restores the memory of each chunk from what its update replaced. One token at a time, which only
+joins the window, goes another way (`fused_decode`).
 """
 
 import dataclasses
@@ -15,6 +16,7 @@ from torch.autograd.function import once_differentiable
 from meanbank.core.precision import accumulator_dtype
 from meanbank.ops.kvm.common import Block, KVMWeights, join, resumed
 from meanbank.ops.kvm.fused_backward import backward
+from meanbank.ops.kvm.fused_decode import joins_the_window, kvm_attention_of_one
 from meanbank.ops.kvm.fused_forward import Call, Operands, Pass, Update, forward
 from meanbank.ops.kvm.fused_memory import WorkingMemory
 from meanbank.ops.kvm.fused_writes import Step, schedule
@@ -33,6 +35,8 @@ def kvm_attention_fused(
     trace: list[KVMUpdate] | None,
 ) -> tuple[Tensor, KVMMemory]:
     """See `meanbank.ops.kvm_attention`, which checks the arguments."""
+    if memory is not None and joins_the_window(query, key, value, memory, options):
+        return kvm_attention_of_one(query, key, value, merge_gate, weights, options, memory)
     length, seen, held, rows = query.shape[2], 0, 0, None
     if memory is not None:
         seen, rows, window = resumed(memory, key, value, merge_gate)

@@ -1,0 +1,174 @@
+"""One token that joins the window and changes no row: what is held is read once, and not copied.
+
+Keys, values and gate are appended behind the window (`core.room`); normalised keys and readouts of
+the rows are derived once an update (`core.derived`). What decides the speed is the order in which
+numbers stand in memory: each of the two reads has one that a CPU streams, by dtype, and the other
+ones are up to six times slower. Shapes: N = B Hkv heads of memory, G queries of each.
+"""
+
+import functools
+import math
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from meanbank.core.derived import derived
+from meanbank.core.precision import accumulator_dtype
+from meanbank.core.room import appended
+from meanbank.ops.kvm.common import KVMWeights, resumed
+from meanbank.ops.kvm.fused_keys import WholeKeys
+from meanbank.ops.kvm.fused_memory import PreparedRows
+from meanbank.ops.kvm.memory import KVMMemory, KVMRows
+from meanbank.ops.kvm.options import KVMOptions
+
+TILE = 128  # keys whose scores are summed up side by side
+
+
+def joins_the_window(
+    query: Tensor, key: Tensor, value: Tensor, memory: KVMMemory, options: KVMOptions
+) -> bool:
+    """Whether a call is one token without gradients that no block leaves the window for."""
+    chunk = options.chunk_size
+    full = memory.seen % chunk == 0 and memory.seen >= options.window_chunks * chunk
+    one_dtype = query.dtype == key.dtype == value.dtype == _read_dtype(key.dtype, options)
+    return query.shape[2] == 1 and not full and one_dtype and not torch.is_grad_enabled()
+
+
+def _read_dtype(dtype: torch.dtype, options: KVMOptions) -> torch.dtype:
+    """Raw sums of keys are never read in half precision."""
+    return accumulator_dtype(dtype) if options.read_key == "raw" else dtype
+
+
+def kvm_attention_of_one(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    merge_gate: Tensor | None,
+    weights: KVMWeights,
+    options: KVMOptions,
+    memory: KVMMemory,
+) -> tuple[Tensor, KVMMemory]:
+    """See `meanbank.ops.kvm_attention`; for calls that `joins_the_window` is true of."""
+    seen, rows, (held_key, held_value, held_gate) = resumed(memory, key, value, merge_gate)
+    chunk, batch, kv_heads = options.chunk_size, *key.shape[:2]
+    key = appended(held_key, key, 2, chunk, channels_first=_by_bags(key))
+    value = appended(held_value, value, 2, chunk, channels_first=_by_products(value))
+    if merge_gate is not None and held_gate is not None:
+        merge_gate = appended(held_gate, merge_gate, 2, chunk)
+    grouped = batch * kv_heads, query.shape[1] // kv_heads, query.shape[-1]
+    scores = [_scores(_scaled(query, weights.window_temperature).view(grouped), _tiles(key))]
+    parts = [value.flatten(0, 1)]
+    if rows is not None:
+        row_keys, row_values = derived(
+            rows,
+            (query.dtype, options.read_key, options.value_scale),
+            (weights.norm_weight, weights.norm_bias),
+            lambda: _prepared(rows, weights, options, query.dtype),
+        )
+        far = _scaled(query, weights.state_temperature).view(grouped)
+        scores.insert(0, _scores(far, row_keys)[..., : rows.count])
+        parts.insert(0, row_values)
+    counts = [x.shape[-1] for x in scores]
+    counts[-1] = key.shape[2]
+    scores[-1] = scores[-1][..., : key.shape[2]]
+    probabilities = torch.softmax(torch.cat(scores, dim=-1), dim=-1).split(counts, dim=-1)
+    output = functools.reduce(torch.add, map(_weighted_sum, probabilities, parts))
+    output = output.reshape(*query.shape[:3], value.shape[-1])
+    return output, KVMMemory(memory.rows, key, value, merge_gate, seen + 1)
+
+
+def _scaled(query: Tensor, temperature: Tensor) -> Tensor:
+    """query (B, H, 1, Dk) times the factors (H,) of its heads."""
+    scale = temperature.to(accumulator_dtype(query.dtype)) / math.sqrt(query.shape[-1])
+    return (query * scale[:, None, None]).to(query.dtype)
+
+
+def _prepared(
+    rows: KVMRows, weights: KVMWeights, options: KVMOptions, dtype: torch.dtype
+) -> tuple[Tensor, Tensor]:
+    """What queries meet of rows, laid out to be streamed: see `_scores` and `_weighted_sum`."""
+    key, value, scale = (x.flatten(0, 1) for x in rows.tensors())
+    norm = WholeKeys(weights.norm_weight.to(key.dtype), weights.norm_bias.to(key.dtype), options)
+    read = PreparedRows.of((key, value, scale), norm, options, dtype)
+    keys, values = read.keys[:, None], read.values
+    if _by_bags(keys):
+        padded = F.pad(keys, (0, 0, 0, -rows.count % TILE))
+        keys = padded.unflatten(2, (-1, TILE)).squeeze(1).mT
+    if _by_products(values):
+        return keys.contiguous(), values.mT.contiguous().mT
+    return keys.contiguous(), values.contiguous()
+
+
+def _by_bags(x: Tensor) -> bool:
+    """A CPU reads half precision slowly in products, and fast in `embedding_bag`: it adds up
+    rows of a table, so keys stand with their channels first."""
+    return x.device.type == "cpu" and x.itemsize < 4
+
+
+def _by_products(x: Tensor) -> bool:
+    """A CPU reads other numbers fastest as matrix times column: values have channels first."""
+    return x.device.type == "cpu" and x.itemsize >= 4
+
+
+def _tiles(key: Tensor) -> Tensor:
+    """A window's keys (B, Hkv, L, Dk) as `_scores` takes them, with the spare ones if need be."""
+    batch, heads, _, width = key.shape
+    if not _by_bags(key):
+        return key.flatten(0, 1)[:, None]
+    slots = key.stride(3)
+    return key.as_strided((batch * heads, 1, width, slots), (width * slots, 0, slots, 1))
+
+
+def _scores(query: Tensor, keys: Tensor) -> Tensor:
+    """query (N, G, Dk) on keys: (N, G, count).
+
+    keys: (N, 1, M, Dk) for a product; `_by_bags` (N, tiles, Dk, keys a tile).
+    """
+    if not _by_bags(keys):
+        return torch.bmm(keys[:, 0], query.mT).mT
+    heads, tiles, width, tile = keys.shape
+    group = query.shape[1]
+    channels = _numbers(heads * tiles * width).view(heads, 1, tiles, width)
+    scores = _bags(
+        keys.view(-1, tile),
+        channels.expand(-1, group, -1, -1),
+        query[:, :, None].expand(-1, -1, tiles, -1),
+    )
+    return scores.view(heads, group, tiles * tile)
+
+
+def _weighted_sum(weights: Tensor, values: Tensor) -> Tensor:
+    """weights (N, G, M) of values (N, M, Dv), as a window or `_prepared` has them: (N, G, Dv)."""
+    heads, group, count = weights.shape
+    width = values.shape[2]
+    if _by_products(values):  # of whole channels, spare slots and all: they are zeros
+        slots = values.stride(2)
+        channels = values.as_strided((heads, width, slots), (width * slots, slots, 1))
+        if slots > count:
+            weights = F.pad(weights, (0, slots - count))
+        return torch.bmm(channels, weights.mT).mT
+    if not _by_bags(values):
+        return torch.bmm(weights, values)
+    slots = count if heads == 1 else values.stride(0) // width
+    rows = _numbers(heads * slots).view(heads, 1, slots)[..., :count]
+    table = values.as_strided((heads * slots, width), (width, 1))
+    return _bags(table, rows.expand(-1, group, -1), weights).view(heads, group, width)
+
+
+def _bags(table: Tensor, rows: Tensor, weights: Tensor) -> Tensor:
+    """Sums of rows (..., n) of a table (R, W) with weights (..., n): (bags, W)."""
+    count = rows.shape[-1]
+    return F.embedding_bag(
+        rows.reshape(-1),
+        table,
+        _numbers(rows.numel() // count) * count,
+        mode="sum",
+        per_sample_weights=weights.reshape(-1),
+    )
+
+
+@functools.lru_cache(maxsize=64)
+def _numbers(count: int) -> Tensor:
+    with torch.inference_mode(False):
+        return torch.arange(count, dtype=torch.int32)
