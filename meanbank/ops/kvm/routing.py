@@ -112,4 +112,4 @@ def _first(true: Tensor) -> Tensor:
     """Indices (..., 1) of the first that are true in the last dimension of (..., M)."""
     size = true.shape[-1]
     falling = torch.arange(size, 0, -1, device=true.device, dtype=torch.int32)
-    return size - (true * falling).amax(dim=-1, keepdim=True).long()
+    return size - true.int().mul_(falling).amax(dim=-1, keepdim=True).long()
