@@ -10,7 +10,7 @@ from meanbank.cli.tables import table
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from meanbank.model.memory_plan import BankBreakEven, LayerBytes
+    from meanbank.model.memory_plan import BankBreakEven, LayerBytes, TrainingBytes
     from meanbank.training.footprint import Footprint, FootprintPlan
 
 NAMES = {
@@ -24,7 +24,7 @@ NAMES = {
 
 def memory_tables(plan: FootprintPlan) -> list[Table]:
     """Bytes by part and by layer, and where banks pay off."""
-    serving, training = plan.plan.serving, plan.plan.training
+    serving = plan.plan.serving
     both = (plan.plan, plan.full_attention)
     columns = ["", "this plan", "full attention"]
     held = {part for side in both for part in side.serving.state if side.serving.state[part]}
@@ -44,28 +44,33 @@ def memory_tables(plan: FootprintPlan) -> list[Table]:
         label = f"largest context in {told(plan.budget)}"
         rows.append((label, *(_context(side) for side in both)))
     where = f"{serving.batch:,} x {serving.context:,} tokens ({serving.dtype})"
-    trained = f"{training.batch:,} x {training.length:,} tokens ({training.dtype})"
     tables = [
         table(f"bytes of serving {where}", columns, rows),
-        table(
-            f"bytes of a training step, {trained}",
-            columns,
-            [
-                ("weights", *(told(side.training.weights) for side in both)),
-                ("optimizer", *(told(side.training.optimizer) for side in both)),
-                ("activations, gradients", *(told(side.training.activations) for side in both)),
-                ("training, at most", *(told(side.training.total) for side in both)),
-            ],
-        ),
         table(
             "bytes by layer",
             ["layers", "memory", "values", "weights", "table", "state", "state, full attention"],
             _layers(serving.layers, plan.full_attention.serving.layers),
         ),
     ]
+    trainings = [side.training for side in both if side.training is not None]
+    if trainings:
+        tables.append(_training(trainings))
     if plan.break_even:
         tables.append(_break_even(plan.break_even))
     return tables
+
+
+def _training(both: list[TrainingBytes]) -> Table:
+    """Bytes of a training step of both models."""
+    step = both[0]
+    rows = [
+        ("weights", *(told(side.weights) for side in both)),
+        ("optimizer", *(told(side.optimizer) for side in both)),
+        ("activations, gradients", *(told(side.activations) for side in both)),
+        ("training, at most", *(told(side.total) for side in both)),
+    ]
+    title = f"bytes of a training step, {step.batch:,} x {step.length:,} tokens ({step.dtype})"
+    return table(title, ["", "this plan", "full attention"], rows)
 
 
 def _context(side: Footprint) -> str:

@@ -5,6 +5,7 @@ only there during a call is counted by `peak_of_shapes`. Nothing is allocated.
 """
 
 import dataclasses
+import functools
 import itertools
 from collections.abc import Callable, Iterable
 from typing import Any, cast
@@ -22,7 +23,7 @@ from meanbank.model.modeling import PREFILL_CHUNK, MeanbankForCausalLM
 from meanbank.model.roles import Role, role_of
 
 LONGEST = 2**40  # tokens: where a context fits that is this long, any does
-RESOLUTION = 500  # the largest context is found to one part in so many
+RESOLUTION = 100  # the largest context is found to one part in so many
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -109,22 +110,17 @@ class BankBreakEven:
 def serving_bytes(model: MeanbankForCausalLM, context: int, batch: int = 1) -> ServingBytes:
     """What a model (without data, see `empty_model`) needs in its own dtype."""
     weights, tables = weight_nbytes(model)
-    state, layers = state_by_part(model, context, batch), layer_bytes(model, context, batch)
-    held = sum(state.values())
-    prefill, decode = (
-        max(0, nbytes_of_call(model, context - length, length, batch) - held)
-        for length in (min(context, PREFILL_CHUNK), 1)
-    )
+    prefill, decode = (nbytes_above(model, context, last, batch) for last in (PREFILL_CHUNK, 1))
     return ServingBytes(
         context=context,
         batch=batch,
         dtype=_name(model.dtype),
         weights=weights,
         tables=tables,
-        state=state,
+        state=state_by_part(model, context, batch),
         prefill=prefill,
         decode=decode,
-        layers=layers,
+        layers=layer_bytes(model, context, batch),
     )
 
 
@@ -232,8 +228,15 @@ def nbytes_of_call(model: MeanbankForCausalLM, seen: int, length: int, batch: in
         return held + peak_of_shapes(lambda: model(ids, cache=cache, logits_to_keep=1))
 
 
+def nbytes_above(model: MeanbankForCausalLM, context: int, last: int, batch: int) -> int:
+    """Bytes that reading the last tokens of a context needs above the states after it."""
+    length = min(context, last)
+    held = sum(state_by_part(model, context, batch).values())
+    return max(0, nbytes_of_call(model, context - length, length, batch) - held)
+
+
 def largest_context(model: MeanbankForCausalLM, budget: int, batch: int = 1) -> int | None:
-    """Most tokens of each of `batch` sequences whose `total` fits, to one part in 500 from below.
+    """Most tokens of each of `batch` sequences whose `total` fits, to one part in 100 from below.
 
     0 where none does; None where as many as you like do.
     """
@@ -243,12 +246,15 @@ def largest_context(model: MeanbankForCausalLM, budget: int, batch: int = 1) -> 
         """Bytes left with what stays, and so many on top."""
         return budget - stays - sum(state_by_part(model, tokens, batch).values()) - calls
 
+    @functools.cache
     def spare(tokens: int) -> int:
-        return budget - serving_bytes(model, tokens, batch).total
+        return left(
+            tokens, max(nbytes_above(model, tokens, last, batch) for last in (PREFILL_CHUNK, 1))
+        )
 
     if spare(1) < 0:
         return 0
-    if spare(LONGEST) >= 0:
+    if left(LONGEST) >= 0 and spare(LONGEST) >= 0:
         return None
     low, high = 1, min(LONGEST, _last_whole(left, LONGEST) + 1)
     needed = left(high) - spare(high)  # calls need no more before that

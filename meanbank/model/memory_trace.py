@@ -8,14 +8,13 @@ equally wide.
 """
 
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
-from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 
@@ -35,9 +34,10 @@ class _Count(TorchDispatchMode):
         self.alive: dict[int, weakref.ref] = {}
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        old = {id(x.untyped_storage()) for x in _tensors((args, kwargs))}
-        result = func(*args, **(kwargs or {}))
-        for tensor in _tensors(result):
+        kwargs = kwargs or {}
+        old = {id(x.untyped_storage()) for x in _tensors((*args, *kwargs.values()))}
+        result = func(*args, **kwargs)
+        for tensor in _tensors((result,)):
             storage = tensor.untyped_storage()
             if id(storage) not in self.alive and id(storage) not in old:
                 self._add(storage)
@@ -55,10 +55,14 @@ class _Count(TorchDispatchMode):
         self.highest = max(self.highest, self.current)
 
 
-def _tensors(tree: Any) -> Iterator[Tensor]:
-    for leaf in pytree.tree_leaves(tree):
-        if isinstance(leaf, Tensor) and leaf.is_meta:
-            yield leaf
+def _tensors(items: Iterable[Any]) -> Iterator[Tensor]:
+    """Those among the arguments or results of an operator, of which some are lists."""
+    for item in items:
+        if isinstance(item, Tensor):
+            if item.is_meta:
+                yield item
+        elif isinstance(item, (list, tuple)):
+            yield from _tensors(item)
 
 
 class _FlashAttention(TorchFunctionMode):

@@ -7,6 +7,7 @@ import dataclasses
 from typing import Any
 
 import torch
+from torch import nn
 
 from meanbank.core.config import choose
 from meanbank.model.accounting import empty_model
@@ -36,14 +37,14 @@ FULL = [{"memory": "full", "values": "projection"}]
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Footprint:
-    """One model: what serving and a training step need, in bytes.
+    """One model: what serving and, where it was asked for, a training step need, in bytes.
 
     largest_context: tokens of each sequence that a budget allows; None where there is no budget,
     or where any length does (`any_context`).
     """
 
     serving: ServingBytes
-    training: TrainingBytes
+    training: TrainingBytes | None = None
     largest_context: int | None = None
     any_context: bool = False
 
@@ -51,7 +52,8 @@ class Footprint:
         """All figures, totals included."""
         found = dataclasses.asdict(self)
         found["serving"]["total"] = self.serving.total
-        found["training"]["total"] = self.training.total
+        if self.training is not None:
+            found["training"]["total"] = self.training.total
         return found
 
 
@@ -85,24 +87,24 @@ def plan_footprint(
     budget: int | None = None,
     train_length: int | None = None,
 ) -> FootprintPlan:
-    """Bytes of serving `batch` sequences of `context` tokens in `dtype`, and of training.
+    """Bytes of serving `batch` sequences of `context` tokens (default: the run's) in `dtype`.
 
-    A training step is that of the run, in fp32 and with its batch, at `train_length` tokens a
-    sequence; both lengths default to the run's. Raises ValueError for an unknown dtype, and where
+    train_length: also those of a training step of the run, in fp32 and with its batch, at so many
+    tokens a sequence. Raises ValueError for an unknown dtype, and where
     the configuration does not tell the vocabulary.
     """
     served = DTYPES[choose("dtype", dtype, DTYPES)]
-    length = batch_shape(config)[0]
-    context, train_length = context or length, train_length or length
+    context = batch_shape(config)[0] if context is None else context
     full = dataclasses.replace(config, model={**_open(config.model), "plan": FULL})
     footprints, points = [], ()
     for run in (config, full):
         model = empty_model(run.model_config(vocabulary(run)))
-        groups = run.training.recipe.optimizer(model, run.training.steps).param_groups
-        training = training_bytes(
-            model, train_length, run.data.batch_size, optimizer_nbytes(groups)
-        )
-        model.to(served)
+        training = None
+        if train_length is not None:
+            groups = run.training.recipe.optimizer(model, run.training.steps).param_groups
+            kept, sequences = optimizer_nbytes(groups), run.data.batch_size
+            training = training_bytes(model, train_length, sequences, kept)
+        nn.Module.to(model, served)
         largest = None if budget is None else largest_context(model, budget, batch)
         footprints.append(
             Footprint(
