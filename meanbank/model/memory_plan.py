@@ -7,6 +7,7 @@ only there during a call is counted by `peak_of_shapes`. Nothing is allocated.
 import dataclasses
 import functools
 import itertools
+import math
 from collections.abc import Callable, Iterable
 from typing import Any, cast
 
@@ -242,57 +243,54 @@ def largest_context(model: MeanbankForCausalLM, budget: int, batch: int = 1) -> 
     """
     stays = sum(weight_nbytes(model))
 
-    def left(tokens: int, calls: int = 0) -> int:
+    def left(tokens: int, calls: float) -> float:
         """Bytes left with what stays, and so many on top."""
         return budget - stays - sum(state_by_part(model, tokens, batch).values()) - calls
 
     @functools.cache
-    def spare(tokens: int) -> int:
-        return left(
-            tokens, max(nbytes_above(model, tokens, last, batch) for last in (PREFILL_CHUNK, 1))
-        )
+    def needed(tokens: int) -> int:
+        """Bytes that calls take on top."""
+        return max(nbytes_above(model, tokens, last, batch) for last in (PREFILL_CHUNK, 1))
 
-    if spare(1) < 0:
+    def fits(tokens: int) -> bool:
+        return left(tokens, needed(tokens)) >= 0
+
+    if not fits(1):
         return 0
-    if left(LONGEST) >= 0 and spare(LONGEST) >= 0:
+    if left(LONGEST, 0) >= 0 and fits(LONGEST):
         return None
-    low, high = 1, min(LONGEST, _last_whole(left, LONGEST) + 1)
-    needed = left(high) - spare(high)  # calls need no more before that
-    guess = _last_whole(lambda tokens: left(tokens, needed), high)
-    if 1 < guess < high and spare(guess) >= 0:
-        low = guess
-    return _last(spare, low, high)
+    # `needed` is dear to know and smooth, the rest is neither: a power law between two contexts
+    # tells where both together come to the budget
+    low, high = 1, min(LONGEST, _last(lambda tokens: left(tokens, 0), LONGEST) + 1)
+    known = [high, _last(functools.partial(left, calls=needed(high)), high)]
+    for step in itertools.count(1):
+        here = min(max(known[-1], low + 1), high - 1)
+        if high - low <= max(1, low // RESOLUTION):
+            return low
+        low, high = (here, high) if fits(here) else (low, here)
+        law = _power_law(needed, known[-2], here)
+        guess = _last(lambda tokens, law=law: left(tokens, law(tokens)), high)
+        if step % 4 == 0:  # whatever the law says, the ends come nearer
+            guess = round((low * high) ** 0.5)
+        side = 1 if low > guess * (1 - 1 / RESOLUTION) else -1  # close in from both sides
+        known += [here, guess + side * guess // (3 * RESOLUTION)]
+    raise AssertionError  # the ends meet
 
 
-def _last_whole(left: Callable[[int], int], high: int) -> int:
+def _power_law(function: Callable[[int], int], first: int, second: int) -> Callable[[int], float]:
+    """A power of its argument that meets a function at two numbers."""
+    one, two = max(1, function(first)), max(1, function(second))
+    power = 0.0 if first == second else math.log(two / one) / math.log(second / first)
+    return lambda number: two * (number / second) ** max(0.0, power)
+
+
+def _last(left: Callable[[int], float], high: int) -> int:
     """The last number below `high` at which a falling function is not negative, else 0."""
     low = 0
     while high - low > 1:
         middle = (low + high) // 2
         low, high = (middle, high) if left(middle) >= 0 else (low, middle)
     return low
-
-
-def _last(spare: Callable[[int], int], low: int, high: int) -> int:
-    """The same to the resolution, with few calls; low: one at which it is not negative, high: one
-    at which it is."""
-    at_low, at_high = spare(low), spare(high)
-    for step in itertools.count():
-        if high - low <= max(1, low // RESOLUTION):
-            return low
-        middle = (low + high) // 2
-        if step % 3 < 2:  # where a line through both ends meets zero, a little before and after it
-            line = low + (high - low) * at_low / (at_low - at_high)
-            middle = round(line * (1 + (step % 3 - 0.5) / (2 * RESOLUTION)))
-        elif high > 4 * low:
-            middle = round((low * high) ** 0.5)
-        middle = min(max(middle, low + 1), high - 1)
-        here = spare(middle)
-        if here >= 0:
-            low, at_low = middle, here
-        else:
-            high, at_high = middle, here
-    raise AssertionError  # the ends meet
 
 
 def break_even(model: MeanbankForCausalLM, batch: int = 1) -> tuple[BankBreakEven, ...]:
