@@ -96,7 +96,6 @@ def _break_even(points: tuple[BankBreakEven, ...]) -> Table:
     rows = [
         (
             point.name.removeprefix("layers."),
-            point.memory,
             told(point.table),
             told(point.value_weights),
             f"{point.saved:,} B",
@@ -106,8 +105,8 @@ def _break_even(points: tuple[BankBreakEven, ...]) -> Table:
         )
         for point in points
     ]
-    columns = ["bank in layer", "memory", "table", "W_V it has not", "saved an exact token"]
-    columns += ["exact tokens to pay off", f"context at batch {batch:,}", "least batch"]
+    columns = ["layer", "table", "W_V saved", "saved a token", "exact tokens to pay off"]
+    columns += [f"context at batch {batch:,}", "least batch"]
     shown = table("where a bank pays off (table against W_V and values)", columns, rows)
     shown.caption = (
         "Compressed rows hold values, so only exact tokens save some. With the table kept off the "
