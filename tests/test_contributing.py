@@ -13,7 +13,7 @@ from meanbank.memory import MemoryConfig
 from meanbank.values import ValueSourceConfig
 from tests.conformance import models, test_gradients, test_matrix, test_rollback
 from tests.model import test_context_files
-from tests.planning import test_flops
+from tests.planning import test_flops, test_memory_plan
 
 GUIDE = (Path(__file__).parents[1] / "CONTRIBUTING.md").read_text(encoding="utf-8")
 EXAMPLES = {
@@ -47,11 +47,13 @@ def test_the_examples_pass_the_list(example, backbone, tmp_path):
         for source in ("projection", "bank", "mixed_bank"):
             test_matrix.test_the_list(example, source, backbone, tmp_path / source)
             test_flops.test_flops_are_those_of_the_model(backbone, example, source, "all")
+            test_memory_plan.check_states(example, source, backbone)
         test_rollback.test_every_crop_at_every_place(example, backbone)
     else:
         for memory in ("full", "kvm_power_law", "rwkv7"):
             test_matrix.test_the_list(memory, example, backbone, tmp_path / memory)
             test_flops.test_flops_are_those_of_the_model(backbone, memory, example, "all")
+            test_memory_plan.check_states(memory, example, backbone)
 
 
 def test_their_contexts_are_saved(example, tmp_path):

@@ -49,6 +49,5 @@ def rows_read(memory, tokens: int) -> int:
     """Rows that the last of `tokens` tokens attends to, itself included."""
     if not isinstance(memory, KeyValueMeans):
         return tokens
-    chunk, blocks = memory.config.chunk_size, memory.config.window_chunks
-    start = max(0, -(-tokens // chunk) - blocks) * chunk  # of the exact window
-    return tokens - start + (memory.memory_rows(tokens) if start else 0)
+    held = memory.held_after(tokens)
+    return held.exact + held.rows

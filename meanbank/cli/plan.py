@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
 
+from meanbank.cli.amounts import bytes_of, tokens_of
+from meanbank.cli.tables import table
 from meanbank.cli.train import Overrides
 
 if TYPE_CHECKING:
@@ -25,6 +27,11 @@ def plan(
     convention: Literal["exact", "papers"] = "exact",
     match: str | None = None,
     by: Literal["params", "tokens", "flops"] | None = None,
+    context: str | None = None,
+    batch: int | None = None,
+    dtype: str | None = None,
+    budget: str | None = None,
+    train_length: str | None = None,
     json: Path | None = None,
 ) -> int:
     """Tell what a run would cost, without data or weights, or what would make two runs comparable.
@@ -38,6 +45,12 @@ def plan(
             query sees; papers counts as the BoV authors do (6 a weight, whole windows).
         match: another configuration; proposes settings that make the first comparable with it.
         by: what is to be equal then: parameters, training tokens or training FLOPs.
+        context: tokens of a sequence (4096, 128K, 1M); tells the bytes of serving them, beside full
+            attention with projected values. It, or any of the next four, asks for that.
+        batch: sequences that are served at a time (1).
+        dtype: of weights and values as they are served: fp32 (the default), bf16 or fp16.
+        budget: bytes that serving may take (24GB, 24GiB); tells the largest context that fits.
+        train_length: tokens of a training sequence; tells the bytes of a training step.
         json: also write the figures to this file.
     """
     import dataclasses
@@ -49,47 +62,60 @@ def plan(
     from meanbank.training.matching import match as proposals_for
     from meanbank.training.planning import plan_run
 
+    sizes = _sizes(context, batch, dtype, budget, train_length)
+
+    footprint = None
     overrides = [override for group in set for override in group]
     if (match is None) != (by is None):
         raise ValueError("--match and --by belong together: what to compare with, and by what")
     if match is not None and by is not None:
         if flops is not None or tokens is not None:
             raise ValueError("--match takes the other run's budget: leave out --flops and --tokens")
+        if sizes:
+            raise ValueError("--match compares training: leave out --context, --batch and the like")
         results = proposals_for(config, match, by, overrides, convention)
         tables = [_proposals(results, config, match, by)]
     else:
         settings = load_config(config, overrides)
         results = [plan_run(settings, flops=flops, tokens=tokens, convention=convention)]
         tables = _tables(results[0])
+        if sizes:
+            from meanbank.cli.plan_memory import memory_tables
+            from meanbank.training.footprint import plan_footprint
+
+            footprint = plan_footprint(settings, **sizes)
+            tables += memory_tables(footprint)
     console = Console()
     if not console.is_terminal:  # a pipe has no width of its own, and rich would take 80 columns
         console = Console(width=100)
-    for table in tables:
-        console.print(table)
+    for shown in tables:
+        console.print(shown)
     if json is not None:
         plain = [dataclasses.asdict(result) for result in results]
+        if footprint is not None:
+            plain[0]["footprint"] = footprint.plain()
         write_json(json, {"proposals": plain} if match is not None else plain[0])
     return 0
 
 
-def _table(title: str, columns: list[str], rows: list[tuple]) -> Table:
-    """A table whose first column is text and whose others are numbers."""
-    from rich.table import Table
-
-    table = Table(title=title, title_justify="left")
-    for number, name in enumerate(columns):
-        table.add_column(name, justify="right" if number else "left", overflow="fold")
-    for row in rows:
-        table.add_row(*(_cell(value) for value in row))
-    return table
-
-
-def _cell(value: object) -> str:
-    if isinstance(value, float) and value >= 1e15:
-        return f"{value:.4e}"
-    if isinstance(value, float):
-        return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
-    return f"{value:,}" if isinstance(value, int) else "-" if value is None else str(value)
+def _sizes(
+    context: str | None,
+    batch: int | None,
+    dtype: str | None,
+    budget: str | None,
+    train_length: str | None,
+) -> dict[str, Any]:
+    """What `plan_footprint` is given: what the command line says."""
+    if batch is not None and batch < 1:
+        raise ValueError(f"--batch must be at least 1, got {batch}")
+    sizes: dict[str, Any] = {
+        "context": None if context is None else tokens_of("--context", context),
+        "batch": batch,
+        "dtype": dtype,
+        "budget": None if budget is None else bytes_of("--budget", budget),
+        "train_length": None if train_length is None else tokens_of("--train-length", train_length),
+    }
+    return {name: value for name, value in sizes.items() if value is not None}
 
 
 def _tables(plan: Plan) -> list[Table]:
@@ -126,19 +152,19 @@ def _tables(plan: Plan) -> list[Table]:
     ]
     length = f"{plan.sequence_length:,} tokens"
     return [
-        _table(f"parameters: {plan.description}", ["part", "parameters"], parameters),
-        _table(
+        table(f"parameters: {plan.description}", ["part", "parameters"], parameters),
+        table(
             f"FLOPs a token at {length} ({plan.convention})",
             ["part", "forward", "backward", "both"],
             [*parts, ("all", *sums)],
         ),
-        _table("training", ["", "run"], run),
-        _table(
+        table("training", ["", "run"], run),
+        table(
             "optimizer groups, peak rates",
             ["group", "tensors", "elements", "learning rate", "decay", "betas"],
             groups,
         ),
-        _table(f"memory after {length} ({plan.memory.dtype})", ["", "bytes"], memory),
+        table(f"memory after {length} ({plan.memory.dtype})", ["", "bytes"], memory),
     ]
 
 
@@ -155,4 +181,4 @@ def _proposals(results: list[Proposal], config: str, other: str, by: str) -> Tab
         for proposal in results
     ]
     columns = ["setting", names[by], "wanted", "difference"]
-    return _table(f"{config} at equal {names[by]} with {other}", columns, rows)
+    return table(f"{config} at equal {names[by]} with {other}", columns, rows)

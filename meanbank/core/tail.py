@@ -70,6 +70,13 @@ def check_tail(tail: Any, batch: int, width: int) -> None:
     check_records_nothing(tail.depths == (0,) * batch)
 
 
+def tail_like(batch: int, width: int, dtype: torch.dtype) -> Tail | None:
+    """The last token of `batch` rows without data, on torch's meta device; None for width 0."""
+    if not width:
+        return None
+    return Tail(torch.empty(batch, 1, width, dtype=dtype, device="meta"), (0,) * batch)
+
+
 def tail_nbytes(width: int, tokens: int, dtype: torch.dtype, undo: int) -> int:
     """Most bytes of a sequence's tail of W = width within the first `tokens` tokens, where `undo`
     of them can be forgotten."""

@@ -108,6 +108,37 @@ class Memory(nn.Module, abc.ABC):
         """A bound on the key/value rows that a query reads within the first `tokens` tokens."""
 
     @abc.abstractmethod
+    def held_after(self, tokens: int) -> Usage:
+        """What its state holds after exactly `tokens` tokens, where it can forget none of them."""
+
+    @abc.abstractmethod
+    def held_max(self, tokens: int, undo: int = 0) -> Usage:
+        """A bound on what its state holds within the first `tokens` tokens.
+
+        undo: how many tokens the state can forget again.
+        """
+
+    @abc.abstractmethod
+    def state_like(
+        self, tokens: int, batch: int, dtype: torch.dtype, stored: Callable[[int], Tensor]
+    ) -> MemoryState:
+        """The state after exactly `tokens` tokens without data, on torch's meta device.
+
+        stored: as for `check_state`.
+        """
+
+    def nbytes_by_part(
+        self, held: Usage, batch: int, dtype: torch.dtype, value_nbytes: int
+    ) -> dict[str, int]:
+        """Bytes of what a state holds, by the parts that `State.nbytes_by_part` tells apart.
+
+        held: of each sequence; value_nbytes: what the value source stores for one of its tokens.
+        """
+        return {
+            "rows": batch * held.rows * self.row_nbytes(dtype),
+            "exact tokens": batch * held.exact * (self.token_nbytes(dtype) + value_nbytes),
+        }
+
     def nbytes_max(
         self, tokens: int, batch: int, dtype: torch.dtype, value_nbytes: int, undo: int = 0
     ) -> int:
@@ -116,6 +147,8 @@ class Memory(nn.Module, abc.ABC):
         value_nbytes: what the value source stores for one token of one sequence; undo: how many
         tokens the state can forget again.
         """
+        held = self.held_max(tokens, undo)
+        return sum(self.nbytes_by_part(held, batch, dtype, value_nbytes).values())
 
     @abc.abstractmethod
     def flops(self, tokens: int) -> Flops:
@@ -153,6 +186,15 @@ class Memory(nn.Module, abc.ABC):
         """FLOPs of so many (written key, row) similarities a head, which have no gradient."""
         return products(pairs * self.geometry.key_width, learns=False)
 
-    def key_nbytes(self, dtype: torch.dtype) -> int:
-        """Bytes of one token's keys, all heads."""
+    def token_nbytes(self, dtype: torch.dtype) -> int:
+        """Bytes of one exact token but for its values, all heads: its keys."""
         return self.geometry.key_width * dtype.itemsize
+
+    def row_nbytes(self, dtype: torch.dtype) -> int:
+        """Bytes of one compressed row, all heads, where there are any."""
+        return 0
+
+    def empty(self, batch: int, count: int, width: int, dtype: torch.dtype) -> Tensor:
+        """A tensor (B, Hkv, count, width) without data."""
+        shape = (batch, self.geometry.num_kv_heads, count, width)
+        return torch.empty(shape, dtype=dtype, device="meta")

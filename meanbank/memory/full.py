@@ -61,7 +61,12 @@ class FullMemory(Memory):
     def flops(self, tokens: int) -> Flops:
         return self.read_flops(tokens * (tokens + 1) // 2)
 
-    def nbytes_max(
-        self, tokens: int, batch: int, dtype: torch.dtype, value_nbytes: int, undo: int = 0
-    ) -> int:
-        return batch * tokens * (self.key_nbytes(dtype) + value_nbytes)
+    def held_after(self, tokens: int) -> Usage:
+        return Usage(exact=tokens)
+
+    def held_max(self, tokens: int, undo: int = 0) -> Usage:
+        return Usage(exact=tokens)
+
+    def state_like(self, tokens, batch, dtype, stored):
+        key = self.empty(batch, tokens, self.geometry.key_dim, dtype)
+        return FullState(key, stored(tokens))

@@ -12,7 +12,7 @@ from transformers import initialization as init
 from meanbank.core.conventions import Conventions
 from meanbank.core.flops import Flops, linear_flops
 from meanbank.core.geometry import Geometry
-from meanbank.core.precision import accumulator_dtype
+from meanbank.core.precision import accumulator_dtype, without_autocast
 from meanbank.core.state import check_at_least, check_tensors
 from meanbank.memory.base import MemoryConfig
 from meanbank.memory.budgets import Budget, PowerLaw
@@ -160,7 +160,7 @@ class KeyValueMeans(OperatorMemory):
         if self.gate is None:
             return None
         precise = accumulator_dtype(x.dtype)
-        with torch.autocast(x.device.type, enabled=False):
+        with without_autocast(x.device):
             return 1 + F.elu(F.linear(x.to(precise), self.gate.weight.to(precise))).mT
 
     @property
@@ -175,8 +175,7 @@ class KeyValueMeans(OperatorMemory):
         available = last - window + chunk
         return max(chunk, min(self.config.budget(last), available))
 
-    def memory_rows(self, tokens: int) -> int:
-        """The compressed rows after `tokens` tokens."""
+    def rows_after(self, tokens: int) -> int:
         chunk, window = self.config.chunk_size, self.config.window_chunks * self.config.chunk_size
         last = (tokens - 1) // chunk * chunk
         start = max(window, last - UPDATES_TO_CATCH_UP * chunk)
@@ -188,9 +187,9 @@ class KeyValueMeans(OperatorMemory):
 
     def check_memory(self, memory, batch, seen):
         check_tensors(memory, KVMMemory)
-        chunk, sizes = self.config.chunk_size, self.geometry
-        start = max(0, (-(-seen // chunk) - self.config.window_chunks) * chunk)  # of the window
-        window = (batch, sizes.num_kv_heads, seen - start)
+        sizes = self.geometry
+        held = self.held_after(seen)
+        window = (batch, sizes.num_kv_heads, held.exact)
         if memory.seen != seen:
             raise ValueError(f"a memory after {memory.seen} tokens in a row of {seen}")
         check_tensors(
@@ -200,15 +199,23 @@ class KeyValueMeans(OperatorMemory):
             window_value=None,
             window_gate=None if self.gate is None else window,
         )
-        if not start:
+        if not held.older:
             if memory.rows is not None:
                 raise ValueError(f"no rows are expected after {seen} tokens")
             return seen
-        rows = (batch, sizes.num_kv_heads, self.memory_rows(seen))
+        rows = (batch, sizes.num_kv_heads, held.rows)
         shapes = {"key": (*rows, sizes.key_dim), "value": (*rows, sizes.value_dim), "scale": rows}
         check_tensors(memory.rows, KVMRows, **shapes)
         check_at_least("scale", memory.rows.scale, 0 if self.config.value_scale == "radius" else 1)
-        return seen - start
+        return held.exact
+
+    def memory_like(self, rows, window_key, seen):
+        gate = None
+        if self.gate is not None:
+            gate = window_key.new_empty(
+                window_key.shape[:3], dtype=accumulator_dtype(window_key.dtype)
+            )
+        return KVMMemory(rows and KVMRows(*rows), window_key, None, gate, seen)
 
     def rows_max(self, tokens: int) -> int:
         window = self.config.window_chunks * self.config.chunk_size
@@ -241,7 +248,6 @@ class KeyValueMeans(OperatorMemory):
         learns = bool(self.config.gated_writes and self.config.gated_parts)
         return flops + linear_flops(self.gate, tokens, learns)
 
-    def gate_nbytes(self, dtype: torch.dtype) -> int:
-        if self.gate is None:
-            return 0
-        return self.geometry.num_kv_heads * accumulator_dtype(dtype).itemsize
+    def token_nbytes(self, dtype: torch.dtype) -> int:
+        gates = 0 if self.gate is None else self.geometry.num_kv_heads
+        return super().token_nbytes(dtype) + gates * accumulator_dtype(dtype).itemsize

@@ -214,27 +214,50 @@ class OperatorMemory(Memory):
         index = torch.arange(start, start + size, device=memory.window_key.device)
         return OperatorState(memory.followed((), size), values.stored(index))
 
-    def nbytes_max(
-        self, tokens: int, batch: int, dtype: torch.dtype, value_nbytes: int, undo: int = 0
-    ) -> int:
+    @abc.abstractmethod
+    def rows_after(self, tokens: int) -> int:
+        """The rows of older tokens after exactly `tokens` tokens."""
+
+    def held_after(self, tokens: int) -> Usage:
+        size = self.window.size
+        start = max(0, -(-tokens // size) * size - self.window.span)  # of the window, lazily moved
+        rows = self.rows_after(tokens) if start else 0
+        return Usage(exact=tokens - start, rows=rows, older=start)
+
+    def held_max(self, tokens: int, undo: int = 0) -> Usage:
         undo = min(undo, tokens)
         last = (tokens - 1) // self.window.size * self.window.size
         rows = self.older_rows_max(tokens)
         for before in range(last, last - undo, -self.window.size):
             rows += self.older_rows_max(before)
-        exact = min(tokens, self.window.span + undo)
-        token = self.key_nbytes(dtype) + value_nbytes + self.gate_nbytes(dtype)
-        return batch * (rows * self.row_nbytes(dtype) + exact * token)
+        return Usage(exact=min(tokens, self.window.span + undo), rows=rows)
+
+    def state_like(self, tokens, batch, dtype, stored):
+        held, sizes, precise = self.held_after(tokens), self.geometry, accumulator_dtype(dtype)
+        rows = None
+        if held.older:
+            key, value, scale = (
+                self.empty(batch, held.rows, width, precise)
+                for width in (sizes.key_dim, sizes.value_dim, 1)
+            )
+            rows = (key, value, scale[..., 0])
+        key = self.empty(batch, held.exact, sizes.key_dim, dtype)
+        return OperatorState(self.memory_like(rows, key, tokens), stored(held.exact))
+
+    @abc.abstractmethod
+    def memory_like(
+        self, rows: tuple[Tensor, Tensor, Tensor] | None, window_key: Tensor, seen: int
+    ) -> WindowedMemory:
+        """The operator's memory without data.
+
+        rows: keys (B, Hkv, M, Dk), values (B, Hkv, M, Dv) and a number each (B, Hkv, M).
+        """
 
     def row_nbytes(self, dtype: torch.dtype) -> int:
         """Bytes of one row, all heads: key, value and a number, in fp32 or better."""
         sizes = self.geometry
         numbers = sizes.num_kv_heads * (sizes.key_dim + sizes.value_dim + 1)
         return numbers * accumulator_dtype(dtype).itemsize
-
-    def gate_nbytes(self, dtype: torch.dtype) -> int:
-        """Bytes of what `gates` gives for one token."""
-        return 0
 
 
 def _joined_destinations(parts: list[Tensor] | None) -> Tensor | None:

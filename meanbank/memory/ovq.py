@@ -88,7 +88,6 @@ class OVQAttention(OperatorMemory):
         return max(1, min(math.floor(self.config.budget(swallowed)), swallowed))
 
     def rows_after(self, tokens: int) -> int:
-        """The rows of the dictionary after `tokens` tokens."""
         chunk = self.config.chunk_size
         last = (tokens - 1) // chunk * chunk
         start = max(chunk, last - UPDATES_TO_CATCH_UP * chunk)
@@ -99,20 +98,23 @@ class OVQAttention(OperatorMemory):
 
     def check_memory(self, memory, batch, seen):
         check_tensors(memory, OVQMemory)
-        sizes, start = self.geometry, (seen - 1) // self.config.chunk_size * self.config.chunk_size
+        sizes, held = self.geometry, self.held_after(seen)
         if memory.seen != seen:
             raise ValueError(f"a memory after {memory.seen} tokens in a row of {seen}")
-        window = (batch, sizes.num_kv_heads, seen - start, sizes.key_dim)
+        window = (batch, sizes.num_kv_heads, held.exact, sizes.key_dim)
         check_tensors(memory, OVQMemory, window_key=window, window_value=None)
-        if not start:
+        if not held.older:
             if memory.rows is not None:
                 raise ValueError(f"no rows are expected after {seen} tokens")
             return seen
-        rows = (batch, sizes.num_kv_heads, self.rows_after(seen))
+        rows = (batch, sizes.num_kv_heads, held.rows)
         shapes = {"key": (*rows, sizes.key_dim), "value": (*rows, sizes.value_dim), "count": rows}
         check_tensors(memory.rows, OVQRows, **shapes)
         check_at_least("count", memory.rows.count, 1)
-        return seen - start
+        return held.exact
+
+    def memory_like(self, rows, window_key, seen):
+        return OVQMemory(rows and OVQRows(*rows), window_key, None, seen)
 
     def rows_max(self, tokens: int) -> int:
         return self.older_rows_max(tokens) + min(tokens, self.config.chunk_size)

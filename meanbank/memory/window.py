@@ -94,7 +94,7 @@ class WindowMemory(Memory):
         return output, WindowState(self.window, keys, stored, span.total, depth)
 
     def check_state(self, state, batch, seen, stored):
-        kept = sum(len(part) for part in key_positions(self.window, seen))
+        kept = self.held_after(seen).exact
         key = (batch, self.geometry.num_kv_heads, kept, self.geometry.key_dim)
         check_tensors(state, WindowState, key=key, values=stored(kept))
         check_records_nothing(state.depth == 0)
@@ -107,11 +107,16 @@ class WindowMemory(Memory):
     def flops(self, tokens: int) -> Flops:
         return self.read_flops(visible_pairs(self.window, tokens))
 
-    def nbytes_max(
-        self, tokens: int, batch: int, dtype: torch.dtype, value_nbytes: int, undo: int = 0
-    ) -> int:
-        kept = min(tokens, self.window.span - 1 + self.window.sink + undo)
-        return batch * kept * (self.key_nbytes(dtype) + value_nbytes)
+    def held_after(self, tokens: int) -> Usage:
+        return Usage(exact=sum(map(len, key_positions(self.window, tokens))))
+
+    def held_max(self, tokens: int, undo: int = 0) -> Usage:
+        return Usage(exact=min(tokens, self.window.span - 1 + self.window.sink + undo))
+
+    def state_like(self, tokens, batch, dtype, stored):
+        kept = self.held_after(tokens).exact
+        key = self.empty(batch, kept, self.geometry.key_dim, dtype)
+        return WindowState(self.window, key, stored(kept), tokens, 0)
 
 
 @functools.lru_cache

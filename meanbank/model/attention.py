@@ -133,6 +133,12 @@ class SoftmaxAttention(Mixer):
         tail = batch * tail_nbytes(width, tokens, dtype, undo)
         return self.memory.nbytes_max(tokens, batch, dtype, stored, undo) + tail
 
+    def state_like(self, tokens: int, batch: int, dtype: torch.dtype) -> AttentionState:
+        stored = functools.partial(self.values.stored_like, batch, dtype=dtype)
+        memory = self.memory.state_like(tokens, batch, dtype, stored)
+        address = self.address.state_like(batch, dtype)
+        return AttentionState(address, self.values.state_like(batch, dtype), memory)
+
     def check_state(self, state: Any, seen: tuple[int, ...]) -> None:
         check_tensors(state, AttentionState)
         self.address.check_state(state.address, len(seen))

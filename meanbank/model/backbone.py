@@ -47,6 +47,10 @@ class Stem(nn.Module, abc.ABC):
         """FLOPs of `tokens` tokens; the norm of an embedding has none."""
         return Flops()
 
+    def state_like(self, batch: int, dtype: torch.dtype) -> Any:
+        """What it carries on after some token of `batch` rows, without data."""
+        return None
+
     def state_nbytes_max(self, tokens: int, batch: int, dtype: torch.dtype, undo: int = 0) -> int:
         """A bound on the bytes that its state holds within the first `tokens` tokens, where `undo`
         of them can be forgotten."""

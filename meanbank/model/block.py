@@ -10,7 +10,7 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 
 from meanbank.core.context import Context
 from meanbank.core.state import State, check_tensors
-from meanbank.core.tail import Tail, check_tail, tail_nbytes
+from meanbank.core.tail import Tail, check_tail, tail_like, tail_nbytes
 from meanbank.model.attention import SoftmaxAttention
 from meanbank.model.config import MeanbankConfig
 from meanbank.model.layers import MLP
@@ -89,6 +89,11 @@ class Block(GradientCheckpointingLayer):
         check_tensors(state, BlockState)
         check_tail(state.mlp, len(seen), self.mlp.tail_width)
         self.attention.check_state(state.attention, seen)
+
+    def state_like(self, tokens: int, batch: int, dtype: torch.dtype) -> BlockState:
+        """See `Mixer.state_like`."""
+        mlp = tail_like(batch, self.mlp.tail_width, dtype)
+        return BlockState(self.attention.state_like(tokens, batch, dtype), mlp)
 
     def state_nbytes_max(self, tokens: int, batch: int, dtype: torch.dtype, undo: int = 0) -> int:
         """A bound on the bytes that its state holds within the first `tokens` tokens, where `undo`

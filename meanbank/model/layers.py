@@ -12,7 +12,7 @@ from meanbank.core.flops import Flops, linear_flops
 from meanbank.core.geometry import Geometry, split_heads
 from meanbank.core.layout import Layout
 from meanbank.core.state import State, check_tensors
-from meanbank.core.tail import Tail, check_tail
+from meanbank.core.tail import Tail, check_tail, tail_like
 from meanbank.model.plan import AddressPlan
 from meanbank.ops.token_shift import shift_start, token_shift
 
@@ -66,6 +66,15 @@ class Address(nn.Module, abc.ABC):
         if self.query_shift is None or self.key_shift is None:
             return 0
         return len(self.query_shift) + len(self.key_shift)
+
+    def state_like(self, batch: int, dtype: torch.dtype) -> AddressState | None:
+        """What it carries on after some token of `batch` rows, without data."""
+        if self.query_shift is None or self.key_shift is None:
+            return None
+        tails = (tail_like(batch, len(mix), dtype) for mix in (self.query_shift, self.key_shift))
+        query, key = tails
+        assert query is not None and key is not None
+        return AddressState(query, key)
 
     def check_state(self, state: Any, batch: int) -> None:
         """Raise ValueError unless `state` is one that it may carry on for `batch` rows."""

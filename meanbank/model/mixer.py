@@ -45,6 +45,11 @@ class Mixer(nn.Module, abc.ABC):
         of them can be forgotten."""
 
     @abc.abstractmethod
+    def state_like(self, tokens: int, batch: int, dtype: torch.dtype) -> State:
+        """The state after exactly `tokens` tokens of `batch` rows, none of which can be forgotten:
+        without data, on torch's meta device."""
+
+    @abc.abstractmethod
     def check_state(self, state: Any, seen: tuple[int, ...]) -> None:
         """Raise ValueError unless `state` is one that so many tokens of each row can leave.
 

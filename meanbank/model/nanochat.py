@@ -15,7 +15,7 @@ from meanbank.core.conventions import Conventions
 from meanbank.core.flops import Flops, linear_flops
 from meanbank.core.geometry import Geometry
 from meanbank.core.layout import Layout
-from meanbank.core.tail import Tail, check_tail, tail_nbytes
+from meanbank.core.tail import Tail, check_tail, tail_like, tail_nbytes
 from meanbank.model.backbone import Backbone, StartValues, Stem, default_linear
 from meanbank.model.layers import Address
 from meanbank.model.plan import AddressPlan
@@ -61,6 +61,9 @@ class SmearStem(Stem):
 
     def flops(self, tokens: int) -> Flops:
         return linear_flops(self.gate, tokens)
+
+    def state_like(self, batch: int, dtype: torch.dtype) -> Tail | None:
+        return tail_like(batch, self.hidden_size, dtype)
 
     def state_nbytes_max(self, tokens: int, batch: int, dtype: torch.dtype, undo: int = 0) -> int:
         return batch * tail_nbytes(self.hidden_size, tokens, dtype, undo)

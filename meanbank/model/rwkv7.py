@@ -16,7 +16,7 @@ from meanbank.core.layout import Layout
 from meanbank.core.precision import accumulator_dtype
 from meanbank.core.record import Record
 from meanbank.core.state import State, check_records_nothing, check_tensors
-from meanbank.core.tail import Tail, check_tail, tail_nbytes
+from meanbank.core.tail import Tail, check_tail, tail_like, tail_nbytes
 from meanbank.model.backbone import Backbone
 from meanbank.model.mixer import Mixer
 from meanbank.model.plan import LayerPlan
@@ -215,6 +215,15 @@ class TimeMix(Mixer):
         if undo:
             past = matrix + min(undo, tokens) * token
         return batch * (matrix + past + tail_nbytes(width, tokens, dtype, undo))
+
+    def state_like(self, tokens: int, batch: int, dtype: torch.dtype) -> TimeMixState:
+        sizes = self.geometry
+        shape = (batch, sizes.num_heads, sizes.value_dim, sizes.key_dim)
+        matrix = torch.empty(shape, dtype=accumulator_dtype(dtype), device="meta")
+        last = tail_like(batch, sizes.hidden_size, dtype)
+        assert last is not None
+        start = tail_like(batch, sizes.hidden_size * self._keeps_start, dtype)
+        return TimeMixState(last, start, matrix, self.values.state_like(batch, dtype), None)
 
     def check_state(self, state: Any, seen: tuple[int, ...]) -> None:
         batch, sizes = len(seen), self.geometry

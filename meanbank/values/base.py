@@ -15,6 +15,7 @@ from meanbank.core.conventions import Conventions
 from meanbank.core.flops import Flops
 from meanbank.core.geometry import Geometry
 from meanbank.core.state import State
+from meanbank.core.tail import tail_like
 from meanbank.core.values import Values
 
 
@@ -145,12 +146,16 @@ class ValueSource(nn.Module, abc.ABC):
             return torch.int32.itemsize
         return self.geometry.value_width * dtype.itemsize
 
-    def stored_like(self, batch: int, tokens: int) -> Tensor:
+    def stored_like(self, batch: int, tokens: int, dtype: torch.dtype | None = None) -> Tensor:
         """A tensor without data of the form in which a memory keeps `tokens` tokens."""
         if self.stores_token_ids:
             return torch.empty(batch, tokens, dtype=torch.int32, device="meta")
-        sizes = self.geometry
-        return torch.empty(batch, sizes.num_kv_heads, tokens, sizes.value_dim, device="meta")
+        shape = (batch, self.geometry.num_kv_heads, tokens, self.geometry.value_dim)
+        return torch.empty(shape, dtype=dtype, device="meta")
+
+    def state_like(self, batch: int, dtype: torch.dtype) -> Any:
+        """What it carries on after some token of `batch` rows, without data."""
+        return tail_like(batch, self.tail_width, dtype)
 
     def check_state(self, state: Any, batch: int) -> None:
         """Raise ValueError unless `state` is one that it may carry on for `batch` rows."""

@@ -118,9 +118,8 @@ def test_rows_of_long_contexts_are_what_the_schedule_says():
         attention = model.model.layers[0].attention.memory
         for tokens in (9, 12, 13, 40, 1000, 40_003):
             *_, last = attention.schedule(tokens)
-            ours = getattr(attention, "memory_rows", None) or attention.rows_after
-            assert ours(tokens) == last[-1]
-        assert ours(2**53) > 0  # no walk over all chunks
+            assert attention.rows_after(tokens) == last[-1]
+        assert attention.rows_after(2**53) > 0  # no walk over all chunks
 
 
 def test_what_is_in_the_file(tmp_path):

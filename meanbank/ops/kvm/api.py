@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from meanbank.core.config import choose
-from meanbank.core.precision import accumulator_dtype
+from meanbank.core.precision import accumulator_dtype, without_autocast
 from meanbank.ops.checks import check_attention, check_carried, check_per_head
 from meanbank.ops.kvm.common import KVMWeights
 from meanbank.ops.kvm.fused import kvm_attention_fused
@@ -166,7 +166,7 @@ def kvm_attention(
         seen = 0 if memory is None else memory.seen
         few = _scores(query, seen, options) <= AUTOGRAD_SCORES
         name = "reference" if learns and few else "fused"
-    with torch.autocast(query.device.type, enabled=False):  # routing must not drop to half
+    with without_autocast(query.device):  # routing must not drop to half
         common = torch.promote_types(query.dtype, key.dtype)
         output, new_memory = BACKENDS[name](
             query.to(common), key.to(common), value, merge_gate, weights, options, memory, trace

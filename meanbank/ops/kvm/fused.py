@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from meanbank.core.precision import accumulator_dtype
+from meanbank.core.precision import accumulator_dtype, without_autocast
 from meanbank.ops.kvm.common import Block, KVMWeights, join, resumed
 from meanbank.ops.kvm.fused_backward import backward
 from meanbank.ops.kvm.fused_decode import joins_the_window, kvm_attention_of_one
@@ -88,7 +88,7 @@ class FusedKVM(torch.autograd.Function):
         tensors, count = ctx.saved_tensors, len(Operands._fields)
         operands, sums, undo = Operands._make(tensors[:count]), tensors[count], tensors[count + 1 :]
         updates = list(map(Update._make, zip(*[iter(undo)] * len(Update._fields), strict=True)))
-        with torch.autocast(operands.query.device.type, enabled=False):
+        with without_autocast(operands.query.device):
             run, memory = Pass(ctx.call, operands), None
             if sums is not None:
                 sums = sums.clone()  # it changes on the way back, which may be gone twice

@@ -113,4 +113,5 @@ def _first(true: Tensor) -> Tensor:
     """Indices (..., 1) of the first that are true among the last dimension (..., M), or M - 1."""
     size = true.shape[-1]
     falling = torch.arange(size, 0, -1, device=true.device, dtype=torch.int32)
-    return (size - (true * falling).amax(dim=-1, keepdim=True).long()).clamp_max(size - 1)
+    first = size - true.int().mul_(falling).amax(dim=-1, keepdim=True).long()
+    return first.clamp_max(size - 1)

@@ -5,6 +5,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from meanbank.core.precision import without_autocast
 from meanbank.ops.checks import check_attention, check_carried, check_per_head
 from meanbank.ops.ovq.memory import OVQMemory
 from meanbank.ops.ovq.reference import ovq_attention_reference
@@ -69,7 +70,7 @@ def ovq_attention(
     if memory is not None:
         start = (memory.seen - 1) // chunk_size * chunk_size  # of the chunk that is pending
         check_carried(memory, memory.seen - start, f"chunk_size {chunk_size}", key, value)
-    with torch.autocast(query.device.type, enabled=False):  # routing must not drop to half
+    with without_autocast(query.device):  # routing must not drop to half
         common = torch.promote_types(query.dtype, key.dtype)
         output, new_memory = ovq_attention_reference(
             query.to(common), key.to(common), value, temperature, chunk_size, budget, memory, trace

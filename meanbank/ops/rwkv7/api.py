@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from meanbank.core.config import choose
+from meanbank.core.precision import without_autocast
 from meanbank.ops.rwkv7.chunked import rwkv7_chunked
 from meanbank.ops.rwkv7.reference import rwkv7_reference
 
@@ -73,7 +74,7 @@ def rwkv7_recurrence(
         state = value.new_zeros(*value.shape[:2], value.shape[3], key.shape[3])
     dtypes = (tensor.dtype for tensor in inputs.values())
     precise = functools.reduce(torch.promote_types, dtypes, torch.float32)
-    with torch.autocast(value.device.type, enabled=False):
+    with without_autocast(value.device):
         output, last = function(*(x.to(precise) for x in (*inputs.values(), state)))
     return output.to(value.dtype), last
 
