@@ -79,7 +79,10 @@ class SoakBenchmark:
         """Speed and resident memory of each stretch, and the file of the cache at its end."""
         generator = torch.Generator().manual_seed(SEED)
         cache, start, seen = model.model.new_cache(), 0, 0
-        self._read(model, model.model.new_cache(), self._tokens(generator))  # warm
+        warm = model.model.new_cache()
+        self._read(model, warm, self._tokens(generator))
+        warm.save(folder / "warm.ctx", model)  # what is imported for it is not the text's
+        del warm
         for length in sorted(self.lengths):
             pieces: list[tuple[float, float]] = []  # CPU and wall seconds a token of each
             while seen < length:

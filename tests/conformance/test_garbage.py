@@ -45,7 +45,7 @@ def test_reading(memory, tmp_path):
             feed(model, cache, ids[:, start : start + 1])
         cache.crop(-3)
         feed(model, cache, ids, attention_mask=mask)
-        cache.nbytes(), cache.describe()
+        assert cache.nbytes() and cache.describe()
         cache.save(tmp_path / "x.ctx", model)
         cache.restore(tmp_path / "x.ctx", model)
         joined = MeanbankCache.join([cache.select([1]), cache.repeat(2)])
