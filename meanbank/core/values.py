@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from meanbank.core.bags import numbers, sums_of_rows, sums_of_tokens
 from meanbank.core.geometry import split_heads
 from meanbank.core.room import appended
 
@@ -43,10 +44,17 @@ class Values(abc.ABC):
         """The values of just the tokens that `stored`, as `stored()` gave it, stands for."""
 
     @abc.abstractmethod
-    def appended_to(self, stored: Tensor, dense: Tensor, block: int) -> Tensor:
+    def weighted_sum(self, weights: Tensor) -> Tensor:
+        """Sums over the T tokens with weights (B, H, T), H a multiple of Hkv: (B, H, Dv).
+
+        On a CPU, without gradients; dense values of a bank are not made.
+        """
+
+    @abc.abstractmethod
+    def appended_to(self, stored: Tensor, block: int, dense: Tensor | None = None) -> Tensor:
         """`stored`, followed by what it keeps of these tokens, see `room.appended`.
 
-        dense: all of these values together, in a dtype that may be another.
+        dense: all of these values together, where they are at hand, in a dtype that may be another.
         """
 
     @property
@@ -78,8 +86,18 @@ class DenseValues(Values):
     def standing_for(self, stored: Tensor) -> "DenseValues":
         return DenseValues(stored)
 
-    def appended_to(self, stored: Tensor, dense: Tensor, block: int) -> Tensor:
-        if dense.dtype == self.tensor.dtype:
+    def weighted_sum(self, weights: Tensor) -> Tensor:
+        batch, heads, count, width = self.tensor.shape
+        grouped = weights.view(batch * heads, -1, count).to(self.tensor.dtype)
+        values = self.tensor
+        if values.stride()[2:] != (width, 1):
+            values = values.contiguous()
+        values = values.flatten(0, 1)
+        read = sums_of_tokens if grouped.shape[1] == 1 else torch.bmm
+        return read(grouped, values).view(batch, -1, width)
+
+    def appended_to(self, stored: Tensor, block: int, dense: Tensor | None = None) -> Tensor:
+        if dense is not None and dense.dtype == self.tensor.dtype:
             return dense
         return appended(stored.to(self.tensor.dtype), self.tensor, 2, block)
 
@@ -120,7 +138,18 @@ class BankedValues(Values):
     def standing_for(self, stored: Tensor) -> "BankedValues":
         return dataclasses.replace(self, token_ids=stored)
 
-    def appended_to(self, stored: Tensor, dense: Tensor, block: int) -> Tensor:
+    def weighted_sum(self, weights: Tensor) -> Tensor:
+        heads = self.num_kv_heads
+        table = self.table.reshape(-1, self.table.shape[1] // heads)  # a row for each head of an id
+        rows = (
+            self.token_ids.int()[:, None, None] * heads
+            + numbers(heads, table.device)[:, None, None]
+        )
+        grouped = weights.view(len(weights), heads, -1, weights.shape[-1]).to(table.dtype)
+        sums = sums_of_rows(table, rows.expand_as(grouped), grouped)
+        return sums.flatten(1, 2) * self.scale
+
+    def appended_to(self, stored: Tensor, block: int, dense: Tensor | None = None) -> Tensor:
         return appended(stored, self.token_ids.to(stored.dtype), 1, block)
 
     @property

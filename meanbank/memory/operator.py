@@ -175,7 +175,7 @@ class OperatorMemory(Memory):
         dense = memory.window_value
         new_state = OperatorState(
             dataclasses.replace(memory, window_value=None),
-            values.appended_to(state.values, dense, self.window.size),
+            values.appended_to(state.values, self.window.size, dense),
             min(span.record.undo, state.depth + 1),
             state.past,
             _joined_destinations(destinations),

@@ -12,6 +12,7 @@ from meanbank.core.record import Record
 from meanbank.core.state import check_records_nothing, check_tensors
 from meanbank.core.values import joined, selected
 from meanbank.memory.base import Memory, MemoryState, Usage
+from meanbank.ops.attention import attention_of_one
 from meanbank.ops.attention.window import WindowRule, key_positions, window_attention
 
 
@@ -86,8 +87,12 @@ class WindowMemory(Memory):
         if state is not None:
             key = torch.cat([state.key.to(key.dtype), key], dim=2)
             values = values.after(state.values)
-        dense, since = values.dense().to(query.dtype), span.seen - held
-        output = window_attention(query, key, dense, self.window, span.seen, since)
+        since = span.seen - held
+        if span.length == 1 and not held and not torch.is_grad_enabled():
+            output = attention_of_one(query, key, values)  # that token sees all that is kept
+        else:
+            dense = values.dense().to(query.dtype)
+            output = window_attention(query, key, dense, self.window, span.seen, since)
         depth = min(held + span.length, span.record.undo)
         kept = kept_of(self.window, since, span.total - depth, span.total).to(key.device)
         keys, stored = key.index_select(2, kept), values.stored(kept)

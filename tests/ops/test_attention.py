@@ -5,11 +5,15 @@ import torch
 import torch.nn.functional as F
 from hypothesis import given
 from hypothesis import strategies as st
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from meanbank.core.layout import Layout
+from meanbank.core.room import appended
 from meanbank.core.tail import Tail
+from meanbank.core.values import BankedValues, DenseValues, Values
 from meanbank.ops import full_attention, window_attention
-from meanbank.ops.attention import BlockRule, SlidingRule, window
+from meanbank.ops.attention import BlockRule, SlidingRule, attention_of_one, full, window
 from meanbank.ops.attention.window import key_positions
 from meanbank.ops.rotary import apply_rotary, rotary_angles
 from meanbank.ops.token_shift import token_shift
@@ -58,14 +62,85 @@ def test_windows_equal_the_definition_at_any_split(rule, splits, block):
     assert (torch.cat(outputs, dim=2) - expected).abs().max() <= 1e-12
 
 
-@given(st.integers(1, 20), st.integers(0, 20))
-def test_full_attention_continues(length, seen):
+@given(st.integers(1, 20), st.integers(0, 20), st.integers(1, 8))
+def test_full_attention_continues(length, seen, block):
     query = torch.randn(2, 4, seen + length, 4, dtype=torch.float64)
     key, value = torch.randn(2, 2, 2, seen + length, 4, dtype=torch.float64)
     whole = full_attention(query, key, value)
-    assert (
-        full_attention(query[:, :, seen:], key, value) - whole[:, :, seen:]
-    ).abs().max() <= 1e-12
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(full, "QUERY_BLOCK", block)
+        part = full_attention(query[:, :, seen:], key, value)
+    assert (part - whole[:, :, seen:]).abs().max() <= 1e-12
+
+
+@pytest.mark.parametrize(("length", "seen"), [(1500, 0), (1500, 500), (1, 1999)])
+def test_no_mask_is_larger_than_a_block_of_queries(length, seen):
+    query, key = torch.zeros(1, 2, length, 8), torch.zeros(1, 2, seen + length, 8)
+    with Largest(torch.bool) as largest:
+        full_attention(query, key, key)
+    assert largest.numel <= full.QUERY_BLOCK * (seen + length)
+
+
+@pytest.mark.parametrize("rule", [SlidingRule(300, 2), BlockRule(100, 3)])
+def test_windows_hold_scores_of_a_block_only(rule):
+    query = torch.empty(1, 2, 4000, 8, device="meta")
+    with Largest() as largest:
+        window_attention(query, query, query, rule)
+    assert largest.numel <= 2 * window.QUERY_BLOCK * (rule.span + rule.sink + window.QUERY_BLOCK)
+
+
+class Largest(TorchDispatchMode):
+    """Sees the most numbers of a tensor that any operator returns."""
+
+    def __init__(self, dtype: torch.dtype | None = None) -> None:
+        super().__init__()
+        self.dtype, self.numel = dtype, 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        result = func(*args, **(kwargs or {}))
+        for tensor in result if isinstance(result, tuple) else (result,):
+            if isinstance(tensor, Tensor) and self.dtype in (None, tensor.dtype):
+                self.numel = max(self.numel, tensor.numel())
+        return result
+
+
+sizes = st.tuples(st.integers(1, 3), st.integers(1, 3), st.integers(1, 3), st.integers(1, 40))
+
+
+@given(sizes, st.booleans(), st.booleans())
+def test_one_query_attends_as_any_other(sizes, banked, spare):
+    batch, kv_heads, group, count = sizes
+    query = torch.randn(batch, kv_heads * group, 1, 6, dtype=torch.float64)
+    key = torch.randn(batch, kv_heads, count, 6, dtype=torch.float64)
+    values = values_of(batch, kv_heads, count, banked)
+    expected = full_attention(query, key, values.dense())
+    if spare:
+        with torch.no_grad():
+            first, last = (values.part(torch.arange(batch), *at) for at in ((0, 1), (1, count)))
+            values = first.standing_for(last.appended_to(first.stored(), 32))
+            key = appended(key[:, :, :1], key[:, :, 1:], 2, 32)
+    with torch.no_grad():
+        output = attention_of_one(query, key, values)
+    assert output.shape == expected.shape
+    assert (output - expected).abs().max() <= 1e-12
+
+
+def values_of(batch: int, heads: int, count: int, banked: bool, width: int = 5) -> Values:
+    if not banked:
+        return DenseValues(torch.randn(batch, heads, count, width, dtype=torch.float64))
+    table = torch.randn(9, heads * width, dtype=torch.float64)
+    return BankedValues(torch.randint(9, (batch, count)), table, 0.7, heads)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_one_query_in_half_precision_is_no_worse_than_products_and_a_softmax(dtype):
+    query, key = torch.randn(2, 8, 1, 32).to(dtype), torch.randn(2, 8, 500, 32).to(dtype)
+    value = torch.randn(2, 8, 500, 32).to(dtype)
+    truth = full_attention(query.double(), key.double(), value.double())
+    eager = torch.softmax(query @ key.mT / 32**0.5, dim=-1) @ value
+    with torch.no_grad():
+        output = attention_of_one(query, key, DenseValues(value))
+    assert (output - truth).square().mean() <= 1.1 * (eager - truth).square().mean()
 
 
 def test_rotary_is_a_rotation_with_both_end_points():

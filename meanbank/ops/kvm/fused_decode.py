@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from meanbank.core.bags import numbers, sums_of_rows, sums_of_tokens
 from meanbank.core.derived import derived
 from meanbank.core.precision import accumulator_dtype
 from meanbank.core.room import appended
@@ -129,8 +130,8 @@ def _scores(query: Tensor, keys: Tensor) -> Tensor:
         return torch.bmm(keys[:, 0], query.mT).mT
     heads, tiles, width, tile = keys.shape
     group = query.shape[1]
-    channels = _numbers(heads * tiles * width).view(heads, 1, tiles, width)
-    scores = _bags(
+    channels = numbers(heads * tiles * width, keys.device).view(heads, 1, tiles, width)
+    scores = sums_of_rows(
         keys.view(-1, tile),
         channels.expand(-1, group, -1, -1),
         query[:, :, None].expand(-1, -1, tiles, -1),
@@ -140,35 +141,12 @@ def _scores(query: Tensor, keys: Tensor) -> Tensor:
 
 def _weighted_sum(weights: Tensor, values: Tensor) -> Tensor:
     """weights (N, G, M) of values (N, M, Dv), as a window or `_prepared` has them: (N, G, Dv)."""
-    heads, group, count = weights.shape
-    width = values.shape[2]
     if _by_products(values):  # of whole channels, spare slots and all: they are zeros
-        slots = values.stride(2)
+        (heads, count, width), slots = values.shape, values.stride(2)
         channels = values.as_strided((heads, width, slots), (width * slots, slots, 1))
         if slots > count:
             weights = F.pad(weights, (0, slots - count))
         return torch.bmm(channels, weights.mT).mT
     if not _by_bags(values):
         return torch.bmm(weights, values)
-    slots = count if heads == 1 else values.stride(0) // width
-    rows = _numbers(heads * slots).view(heads, 1, slots)[..., :count]
-    table = values.as_strided((heads * slots, width), (width, 1))
-    return _bags(table, rows.expand(-1, group, -1), weights).view(heads, group, width)
-
-
-def _bags(table: Tensor, rows: Tensor, weights: Tensor) -> Tensor:
-    """Sums of rows (..., n) of a table (R, W) with weights (..., n): (bags, W)."""
-    count = rows.shape[-1]
-    return F.embedding_bag(
-        rows.reshape(-1),
-        table,
-        _numbers(rows.numel() // count) * count,
-        mode="sum",
-        per_sample_weights=weights.reshape(-1),
-    )
-
-
-@functools.lru_cache(maxsize=64)
-def _numbers(count: int) -> Tensor:
-    with torch.inference_mode(False):
-        return torch.arange(count, dtype=torch.int32)
+    return sums_of_tokens(weights, values)

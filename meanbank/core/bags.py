@@ -1,0 +1,48 @@
+"""Weighted sums of rows of a table, which a CPU reads fastest in `embedding_bag`."""
+
+import functools
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+
+def sums_of_rows(table: Tensor, rows: Tensor, weights: Tensor) -> Tensor:
+    """Sums over n of weights (..., n) times the rows (..., n) of a table (R, W): (..., W).
+
+    rows: int32; weights: in the dtype of the table. Without gradients.
+    """
+    *shape, count = rows.shape
+    sums = F.embedding_bag(
+        rows.reshape(-1),
+        table.detach(),  # what a gradient would need is made for any parameter otherwise
+        numbers(rows.numel() // count, rows.device) * count,
+        mode="sum",
+        per_sample_weights=weights.reshape(-1),
+    )
+    return sums.view(*shape, table.shape[1])
+
+
+def sums_of_tokens(weights: Tensor, values: Tensor) -> Tensor:
+    """weights (N, G, M) of values (N, M, W), whose rows stand one behind the other: (N, G, W).
+
+    They may be the first of more rows that there is room for.
+    """
+    heads, group, count = weights.shape
+    width = values.shape[2]
+    slots = count if heads == 1 else values.stride(0) // width
+    rows = numbers(heads * slots, values.device).view(heads, 1, slots)[..., :count]
+    table = values.as_strided((heads * slots, width), (width, 1))
+    return sums_of_rows(table, rows.expand(-1, group, -1), weights)
+
+
+def suits(device: torch.device) -> bool:
+    """Whether tensors of a device are best read so; those without data stand for a CPU's."""
+    return device.type in ("cpu", "meta")
+
+
+@functools.lru_cache(maxsize=64)
+def numbers(count: int, device: torch.device) -> Tensor:
+    """0 to count - 1 as int32, not to be written to."""
+    with torch.inference_mode(False):
+        return torch.arange(count, dtype=torch.int32, device=device)
