@@ -19,6 +19,7 @@ from meanbank.benchmarks.model import ModelBenchmark, ModelSizes
 from meanbank.benchmarks.operands import Operands, kvm
 from meanbank.benchmarks.peak import peak_bytes
 from meanbank.memory.kvm import KeyValueMeans
+from tests.counting import flop_counter
 
 SIZES = Sizes(batch=2, heads=3, head_dim=8, chunk_size=8, layers=3)
 MIB = 2**20
@@ -252,7 +253,7 @@ def test_model_work_and_arms():
         held = cache.nbytes()
         # The fused kernel is not counted.
         math = sdpa_kernel(SDPBackend.MATH)
-        with torch.no_grad(), math, FlopCounterMode(display=False) as counter:
+        with torch.no_grad(), math, flop_counter() as counter:
             for token in ids[:, 20:24].split(1, dim=1):
                 model(token, cache=cache)
         limit = bench.work(model, "decode", 20, held)

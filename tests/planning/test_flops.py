@@ -5,7 +5,6 @@ Token by token nothing is masked, so the counter sees exactly the rows that each
 
 import dataclasses
 import itertools
-import math
 
 import pytest
 import torch
@@ -19,6 +18,7 @@ from meanbank.memory.kvm import KVM, KeyValueMeans
 from meanbank.model.accounting import flops_by_part, papers_flops_by_part
 from meanbank.model.attention import SoftmaxAttention
 from tests.conformance.models import MEMORIES, SOURCES
+from tests.counting import flop_counter
 
 TOKENS = 21
 CASES = sorted(
@@ -82,11 +82,6 @@ def _reading(source, layer: int):
     return source
 
 
-def bag_flops(table, rows, *_, **__) -> int:
-    """Weighted sums of rows of a table; gets shapes."""
-    return 2 * math.prod(rows) * table[1]
-
-
 def check(model: MeanbankForCausalLM) -> None:
     """Raise AssertionError unless PyTorch counts the same for a sequence.
 
@@ -99,8 +94,7 @@ def check(model: MeanbankForCausalLM) -> None:
     ids = torch.randint(40, (1, TOKENS))
 
     cache = None
-    counted = {torch.ops.aten._embedding_bag_forward_only: bag_flops}
-    with FlopCounterMode(display=False, custom_mapping=counted) as counter, torch.no_grad():
+    with flop_counter() as counter, torch.no_grad():
         for token in ids.split(1, dim=1):
             cache = model(token, cache=cache, use_cache=True).cache
     assert counter.get_total_flops() == sum(part.forward for part in parts.values())
