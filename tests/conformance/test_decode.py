@@ -100,6 +100,21 @@ def test_nothing_is_stale_after_weights_change(source, batch):
         feed(model, plain, token)
 
 
+@pytest.mark.parametrize("source", ["projection", "projection_gated", "mixed_bank", "bank"])
+@pytest.mark.parametrize("memory", ["kvm_power_law", "ovq"])
+def test_autocast_for_some_tokens(memory, source):
+    """A state that is held in one dtype and read in another goes on as its copy does."""
+    model = make_model(memory, source, "grouped", torch.float32, layers=2)
+    ids = torch.randint(40, (2, 45))
+    cache = model.model.new_cache()
+    feed(model, cache, ids[:, :20])
+    for at in range(20, 45):
+        with torch.autocast("cpu", torch.bfloat16, enabled=at % 5 in (1, 2)):
+            token = ids[:, at : at + 1]
+            wanted = feed(model, _copied(cache), token)
+            assert torch.equal(feed(model, cache, token), wanted), at
+
+
 def _is_read_late(name: str) -> bool:
     """Norms of memory rows and tables of banks: what derived numbers depend on."""
     return ".memory.norm." in name or "table" in name
