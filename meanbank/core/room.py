@@ -40,6 +40,11 @@ def appended(
     return whole
 
 
+def without_room(tensor: Tensor) -> Tensor:
+    """The same numbers with no slots behind them, copied only if there are some."""
+    return tensor.clone() if hasattr(tensor, "room") else tensor
+
+
 def spare_nbytes(tensor: Tensor) -> int:
     """Bytes of the slots behind a tensor that `appended` gave; 0 for others."""
     if not hasattr(tensor, "room"):

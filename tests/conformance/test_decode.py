@@ -1,5 +1,8 @@
 """Decoding with what earlier tokens prepared: models give what they give in one pass."""
 
+import copy
+import pickle
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -142,6 +145,10 @@ def test_files_and_copies_hold_the_contents_alone(source, tmp_path):
     copied = _copied(cache)
     assert (copied.nbytes(), copied.prepared_nbytes()) == (cache.nbytes(), 0)
     cache.save(tmp_path / "decoded", model)
+    assert copy.deepcopy(cache).prepared_nbytes() == 0
+    pickled, alone = pickle.dumps(cache), pickle.dumps(copied)
+    assert len(pickled) <= len(alone)
+    assert pickle.loads(pickled).prepared_nbytes() == 0
     copied.save(tmp_path / "copied", model)
     with safe_open(tmp_path / "decoded", "pt") as one, safe_open(tmp_path / "copied", "pt") as two:
         assert sorted(one.keys()) == sorted(two.keys())
@@ -149,9 +156,29 @@ def test_files_and_copies_hold_the_contents_alone(source, tmp_path):
     size = (tmp_path / "decoded").stat().st_size
     assert size == (tmp_path / "copied").stat().st_size
     loaded = MeanbankCache.load(tmp_path / "decoded", model)
+    others = [loaded, copy.deepcopy(cache), pickle.loads(pickled), copied]
     for at in range(22, 30):
         token = ids[:, at : at + 1]
-        assert torch.equal(feed(model, loaded, token), feed(model, cache, token))
+        wanted = feed(model, cache, token)
+        assert all(torch.equal(feed(model, other, token), wanted) for other in others)
+
+
+@pytest.mark.parametrize("source", ["bank", "projection"])
+def test_what_is_kept_to_forget_tokens_has_nothing_prepared(source):
+    """Rows before each update are in the record, but not once more as queries meet them."""
+    model = make_model("kvm_power_law", source, "grouped", torch.float64, layers=2)
+    ids = torch.randint(40, (2, 80))
+    recording, plain = model.model.new_cache(), model.model.new_cache()
+    recording.activate_past_recording(32)
+    for at in range(80):
+        feed(model, recording, ids[:, at : at + 1]), feed(model, plain, ids[:, at : at + 1])
+        assert recording.prepared_nbytes() == plain.prepared_nbytes()
+    recording.crop(-30)
+    again = model.model.new_cache()
+    feed(model, again, ids[:, :50])
+    for at in range(50, 60):
+        wanted = feed(model, again, ids[:, at : at + 1])
+        assert (feed(model, recording, ids[:, at : at + 1]) - wanted).abs().max() <= TOLERANCE
 
 
 def test_a_bank_makes_only_new_tokens_dense(monkeypatch):
