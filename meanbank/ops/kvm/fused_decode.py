@@ -169,7 +169,12 @@ def _bags(table: Tensor, rows: Tensor, weights: Tensor) -> Tensor:
     )
 
 
-@functools.lru_cache(maxsize=64)
 def _numbers(count: int) -> Tensor:
+    """0 to count - 1; nothing writes to them."""
+    return _numbers_of((count - 1).bit_length())[:count]
+
+
+@functools.cache
+def _numbers_of(bits: int) -> Tensor:
     with torch.inference_mode(False):
-        return torch.arange(count, dtype=torch.int32)
+        return torch.arange(2**bits, dtype=torch.int32, device="cpu")
