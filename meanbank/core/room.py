@@ -34,7 +34,7 @@ def appended(
         buffer = buffer.mT if channels_first else buffer
         buffer.narrow(dim, 0, length).copy_(tensor)
     buffer.narrow(dim, length, total - length).copy_(new)
-    whole = buffer.narrow(dim, 0, total)
+    whole = buffer.data.narrow(dim, 0, total)  # what autograd saves of it, no later token changes
     room[total, channels_first] = buffer
     setattr(whole, "room", room)  # noqa: B010
     return whole

@@ -103,6 +103,30 @@ def test_nothing_is_stale_after_weights_change(source, batch):
         feed(model, plain, token)
 
 
+@pytest.mark.parametrize("length", [1, 5])
+@pytest.mark.parametrize(("memory", "source"), PLACES)
+def test_gradients_of_one_fork_while_another_decodes(memory, source, length):
+    """What a backward pass needs of the shared past is not written to."""
+    model = make_model(memory, source, "grouped", torch.float64, layers=2)
+    ids, found = torch.randint(40, (2, 40)), []
+    for decoded in range(18, 18 + CHUNK + 1):
+        cache = model.model.new_cache()
+        with torch.no_grad():  # inference mode does not go with gradients
+            model(ids[:, :17], cache=cache)
+            for at in range(17, decoded):
+                model(ids[:, at : at + 1], cache=cache)
+        for learning in (cache.select([0, 1]), _copied(cache)):
+            model.zero_grad()
+            logits = model(ids[:, decoded : decoded + length], cache=learning).logits
+            with torch.no_grad():
+                for at in range(decoded, decoded + 3):
+                    model(ids[:, at : at + 1], cache=cache)
+            logits.sum().backward()
+            found.append([p.grad for p in model.parameters() if p.grad is not None])
+        for ours, theirs in zip(*found[-2:], strict=True):
+            assert (ours - theirs).abs().max() <= TOLERANCE * max(1, theirs.abs().max())
+
+
 @pytest.mark.parametrize("source", ["projection", "projection_gated", "mixed_bank", "bank"])
 @pytest.mark.parametrize("memory", ["kvm_power_law", "ovq"])
 def test_autocast_for_some_tokens(memory, source):
