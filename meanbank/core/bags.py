@@ -41,8 +41,12 @@ def suits(device: torch.device) -> bool:
     return device.type in ("cpu", "meta")
 
 
-@functools.lru_cache(maxsize=64)
 def numbers(count: int, device: torch.device) -> Tensor:
     """0 to count - 1 as int32, not to be written to."""
+    return _numbers((count - 1).bit_length(), device)[:count]
+
+
+@functools.cache
+def _numbers(bits: int, device: torch.device) -> Tensor:
     with torch.inference_mode(False):
-        return torch.arange(count, dtype=torch.int32, device=device)
+        return torch.arange(2**bits, dtype=torch.int32, device=device)

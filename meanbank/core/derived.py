@@ -5,12 +5,13 @@ holds as long as the weights that it also depends on do; every operation that ma
 (crop, select, save, copy ...) leaves it behind, and whoever needs it makes it anew.
 """
 
-import weakref
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
+
+from meanbank.core.stamps import Stamp
 
 NAME = "_derived"  # of the attribute of a state, which is no field
 T = TypeVar("T", bound=Tensor | tuple[Tensor, ...])
@@ -19,13 +20,13 @@ T = TypeVar("T", bound=Tensor | tuple[Tensor, ...])
 def derived(owner: Any, key: Hashable, weights: Sequence[Tensor], make: Callable[[], T]) -> T:
     """What `make` gives, or gave before for this very owner, the same key and the same weights.
 
-    Weights are the same if they are the same tensors and nothing was written to them; what is
-    written through `.data` is not noticed. Nothing is kept where gradients are recorded.
+    Weights are the same as far as `Stamp` can tell: what is written through `.data` is not noticed.
+    Nothing is kept where gradients are recorded.
     """
     if torch.is_grad_enabled():
         return make()
     kept = vars(owner).get(NAME)
-    if kept is not None and kept[0] == key and _are_as_they_were(weights, kept[1]):
+    if kept is not None and kept[0] == key and kept[1] == [*map(Stamp, weights)]:
         return kept[2]
     value = make()
     keep(owner, key, weights, value)
@@ -36,8 +37,7 @@ def keep(owner: Any, key: Hashable, weights: Sequence[Tensor], value: Any) -> No
     """Let `derived` give `value` from now on."""
     if torch.is_grad_enabled() or any(weight.is_inference() for weight in weights):
         return  # writes to tensors of inference mode are not counted
-    stamps = [(weakref.ref(weight), weight.data_ptr(), weight._version) for weight in weights]
-    vars(owner)[NAME] = (key, stamps, value)
+    vars(owner)[NAME] = (key, [*map(Stamp, weights)], value)
 
 
 def derived_tensors(owner: Any) -> Iterator[Tensor]:
@@ -45,10 +45,3 @@ def derived_tensors(owner: Any) -> Iterator[Tensor]:
     kept = vars(owner).get(NAME)
     if kept is not None:
         yield from (kept[2],) if isinstance(kept[2], Tensor) else kept[2]
-
-
-def _are_as_they_were(weights: Sequence[Tensor], stamps: Sequence[Any]) -> bool:
-    return len(weights) == len(stamps) and all(
-        weight is held() and (weight.data_ptr(), weight._version) == (pointer, version)
-        for weight, (held, pointer, version) in zip(weights, stamps, strict=True)
-    )

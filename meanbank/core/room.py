@@ -22,9 +22,9 @@ def appended(
         return torch.cat([tensor, new], dim)
     length = tensor.shape[dim]
     total = length + new.shape[dim]
-    # {slots in use: buffer}; taking the entry out is what makes one continuation the owner
-    room: dict[int, Tensor] = getattr(tensor, "room", {})
-    buffer = room.pop(length, None)
+    # by slots in use and layout; taking the buffer out is what makes one continuation the owner
+    room: dict[tuple[int, bool], Tensor] = getattr(tensor, "room", {})
+    buffer = room.pop((length, channels_first), None)
     if buffer is None or total > buffer.shape[dim] or _is_frozen(buffer):
         room, shape = {}, list(tensor.shape)
         shape[dim] = -(-total // block) * block
@@ -34,10 +34,15 @@ def appended(
         buffer = buffer.mT if channels_first else buffer
         buffer.narrow(dim, 0, length).copy_(tensor)
     buffer.narrow(dim, length, total - length).copy_(new)
-    whole = buffer.narrow(dim, 0, total)
-    room[total] = buffer
+    whole = buffer.data.narrow(dim, 0, total)  # what autograd saves of it, no later token changes
+    room[total, channels_first] = buffer
     setattr(whole, "room", room)  # noqa: B010
     return whole
+
+
+def without_room(tensor: Tensor) -> Tensor:
+    """The same numbers with no slots behind them, copied only if there are some."""
+    return tensor.clone() if hasattr(tensor, "room") else tensor
 
 
 def spare_nbytes(tensor: Tensor) -> int:

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from meanbank.core.derived import NAME, derived_tensors
 from meanbank.core.record import Record
-from meanbank.core.room import spare_nbytes
+from meanbank.core.room import spare_nbytes, without_room
 
 
 class State:
@@ -137,8 +137,9 @@ class State:
                 yield from part.derived_tensors()
 
     def __getstate__(self) -> dict[str, Any]:
-        """What copies and pickles have: the fields."""
-        return {name: item for name, item in vars(self).items() if name != NAME}
+        """What copies and pickles have: the fields, without room for more tokens."""
+        fields = {name: item for name, item in vars(self).items() if name != NAME}
+        return {n: _replaced(item, without_room, lambda s: s) for n, item in fields.items()}
 
 
 def _map(node: Any, function: Callable[[Tensor], Tensor]) -> Any:

@@ -212,7 +212,9 @@ class OperatorMemory(Memory):
         """
         start, size = memory.seen - memory.window_length - first, self.window.size
         index = torch.arange(start, start + size, device=memory.window_key.device)
-        return OperatorState(memory.followed((), size), values.stored(index))
+        memory = memory.followed((), size)
+        rows = memory.rows and dataclasses.replace(memory.rows)  # without what is derived from them
+        return OperatorState(dataclasses.replace(memory, rows=rows), values.stored(index))
 
     @abc.abstractmethod
     def rows_after(self, tokens: int) -> int:

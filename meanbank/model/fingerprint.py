@@ -7,6 +7,7 @@ from typing import Any
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from meanbank.core.stamps import Stamp
 from meanbank.core.tensor_file import tensor_bytes
 from meanbank.model.config import MeanbankConfig
 
@@ -35,18 +36,12 @@ def model_fingerprint(model: PreTrainedModel) -> str:
     """
     backbone: Any = model.base_model
     weights: dict[str, Tensor] = backbone.state_dict()
-    marks = {name: _mark(tensor) for name, tensor in weights.items()}
+    stamps = {name: Stamp(tensor) for name, tensor in weights.items()}
     kept = backbone.__dict__.get("_fingerprint")
-    if kept is None or kept[0] != marks:
-        kept = (marks, _digest(backbone.config, weights))
+    if kept is None or kept[0] != stamps:
+        kept = (stamps, _digest(backbone.config, weights))
         backbone.__dict__["_fingerprint"] = kept
     return kept[1]
-
-
-def _mark(tensor: Tensor) -> tuple:
-    """What changes when a weight is replaced or written to."""
-    version = -1 if tensor.is_inference() else tensor._version
-    return tensor.data_ptr(), version, tensor.dtype, tuple(tensor.shape), str(tensor.device)
 
 
 def _digest(config: MeanbankConfig, weights: dict[str, Tensor]) -> str:

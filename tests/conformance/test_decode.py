@@ -1,5 +1,8 @@
 """Decoding with what earlier tokens prepared: models give what they give in one pass."""
 
+import copy
+import pickle
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -100,6 +103,45 @@ def test_nothing_is_stale_after_weights_change(source, batch):
         feed(model, plain, token)
 
 
+@pytest.mark.parametrize("length", [1, 5])
+@pytest.mark.parametrize(("memory", "source"), PLACES)
+def test_gradients_of_one_fork_while_another_decodes(memory, source, length):
+    """What a backward pass needs of the shared past is not written to."""
+    model = make_model(memory, source, "grouped", torch.float64, layers=2)
+    ids, found = torch.randint(40, (2, 40)), []
+    for decoded in range(18, 18 + CHUNK + 1):
+        cache = model.model.new_cache()
+        with torch.no_grad():  # inference mode does not go with gradients
+            model(ids[:, :17], cache=cache)
+            for at in range(17, decoded):
+                model(ids[:, at : at + 1], cache=cache)
+        for learning in (cache.select([0, 1]), _copied(cache)):
+            model.zero_grad()
+            logits = model(ids[:, decoded : decoded + length], cache=learning).logits
+            with torch.no_grad():
+                for at in range(decoded, decoded + 3):
+                    model(ids[:, at : at + 1], cache=cache)
+            logits.sum().backward()
+            found.append([p.grad for p in model.parameters() if p.grad is not None])
+        for ours, theirs in zip(*found[-2:], strict=True):
+            assert (ours - theirs).abs().max() <= TOLERANCE * max(1, theirs.abs().max())
+
+
+@pytest.mark.parametrize("source", ["projection", "projection_gated", "mixed_bank", "bank"])
+@pytest.mark.parametrize("memory", ["kvm_power_law", "ovq"])
+def test_autocast_for_some_tokens(memory, source):
+    """A state that is held in one dtype and read in another goes on as its copy does."""
+    model = make_model(memory, source, "grouped", torch.float32, layers=2)
+    ids = torch.randint(40, (2, 45))
+    cache = model.model.new_cache()
+    feed(model, cache, ids[:, :20])
+    for at in range(20, 45):
+        with torch.autocast("cpu", torch.bfloat16, enabled=at % 5 in (1, 2)):
+            token = ids[:, at : at + 1]
+            wanted = feed(model, _copied(cache), token)
+            assert torch.equal(feed(model, cache, token), wanted), at
+
+
 def _is_read_late(name: str) -> bool:
     """Norms of memory rows and tables of banks: what derived numbers depend on."""
     return ".memory.norm." in name or "table" in name
@@ -127,6 +169,10 @@ def test_files_and_copies_hold_the_contents_alone(source, tmp_path):
     copied = _copied(cache)
     assert (copied.nbytes(), copied.prepared_nbytes()) == (cache.nbytes(), 0)
     cache.save(tmp_path / "decoded", model)
+    assert copy.deepcopy(cache).prepared_nbytes() == 0
+    pickled, alone = pickle.dumps(cache), pickle.dumps(copied)
+    assert len(pickled) <= len(alone)
+    assert pickle.loads(pickled).prepared_nbytes() == 0
     copied.save(tmp_path / "copied", model)
     with safe_open(tmp_path / "decoded", "pt") as one, safe_open(tmp_path / "copied", "pt") as two:
         assert sorted(one.keys()) == sorted(two.keys())
@@ -134,9 +180,29 @@ def test_files_and_copies_hold_the_contents_alone(source, tmp_path):
     size = (tmp_path / "decoded").stat().st_size
     assert size == (tmp_path / "copied").stat().st_size
     loaded = MeanbankCache.load(tmp_path / "decoded", model)
+    others = [loaded, copy.deepcopy(cache), pickle.loads(pickled), copied]
     for at in range(22, 30):
         token = ids[:, at : at + 1]
-        assert torch.equal(feed(model, loaded, token), feed(model, cache, token))
+        wanted = feed(model, cache, token)
+        assert all(torch.equal(feed(model, other, token), wanted) for other in others)
+
+
+@pytest.mark.parametrize("source", ["bank", "projection"])
+def test_what_is_kept_to_forget_tokens_has_nothing_prepared(source):
+    """Rows before each update are in the record, but not once more as queries meet them."""
+    model = make_model("kvm_power_law", source, "grouped", torch.float64, layers=2)
+    ids = torch.randint(40, (2, 80))
+    recording, plain = model.model.new_cache(), model.model.new_cache()
+    recording.activate_past_recording(32)
+    for at in range(80):
+        feed(model, recording, ids[:, at : at + 1]), feed(model, plain, ids[:, at : at + 1])
+        assert recording.prepared_nbytes() == plain.prepared_nbytes()
+    recording.crop(-30)
+    again = model.model.new_cache()
+    feed(model, again, ids[:, :50])
+    for at in range(50, 60):
+        wanted = feed(model, again, ids[:, at : at + 1])
+        assert (feed(model, recording, ids[:, at : at + 1]) - wanted).abs().max() <= TOLERANCE
 
 
 def test_a_bank_makes_only_new_tokens_dense(monkeypatch):

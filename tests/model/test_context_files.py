@@ -1,5 +1,6 @@
 """Context files: bit-equal round trips, any memory x source, and rows split, joined and forked."""
 
+import copy
 import dataclasses
 import itertools
 import os
@@ -158,6 +159,12 @@ def test_fingerprints_follow_the_weights():
     assert model_fingerprint(model) != first
     assert model_fingerprint(same.to(torch.bfloat16)) != first
     assert model_fingerprint(small(rope_theta=5e3)) != first
+    rounded = model_fingerprint(same.to(torch.float32))
+    assert rounded == model_fingerprint(copy.deepcopy(same)) != first
+    model.model.layers[1].mlp.up.weight.grad = torch.ones_like(model.model.layers[1].mlp.up.weight)
+    before = model_fingerprint(model)
+    torch.optim.AdamW(model.parameters(), fused=True).step()
+    assert model_fingerprint(model) != before
 
 
 def test_errors_are_one_line_and_typed(tmp_path):

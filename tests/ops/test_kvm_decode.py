@@ -12,6 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from meanbank.core.room import appended, spare_nbytes
 from meanbank.ops import kvm_attention
+from meanbank.ops.kvm.fused_decode import _numbers
 from tests.ops.test_kvm import inputs
 
 CHUNK = 4
@@ -80,6 +81,39 @@ def test_every_dtype(dtype, tolerance):
     found, memory = follow_all(half, 0, 60)
     assert found.dtype == memory.window_key.dtype == dtype
     assert_close(found, wanted, tolerance)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+@pytest.mark.parametrize("order", [(0, 1, 2, 3), (0, 3, 2, 1), (1, 2, 3, 0)])
+@pytest.mark.parametrize("widths", [(6, 1), (7, 5)])
+@pytest.mark.parametrize("batch", [1, 3])
+def test_any_strides_and_widths(batch, widths, order, dtype):
+    """Inputs may stand in memory in any order, and channels may be one alone."""
+    key_dim, value_dim = widths
+    arguments = inputs(22, batch=batch, heads=4, kv_heads=2, key_dim=key_dim, value_dim=value_dim)
+    arguments = {n: t if n == "merge_gate" else t.to(dtype) for n, t in arguments.items()}
+    settings = {"rotary_dim": 2, "chunk_size": 3}
+    back = [order.index(dim) for dim in range(4)]
+
+    def laid_out(arguments):
+        return {
+            name: tensor.permute(order).contiguous().permute(back) if tensor.ndim == 4 else tensor
+            for name, tensor in arguments.items()
+        }
+
+    wanted = kvm_attention(**arguments, **{**SETTINGS, **settings}, backend="reference")
+    memory = None
+    for at in range(22):
+        output, memory = kvm_attention(
+            **laid_out(token(arguments, at)),
+            **{**SETTINGS, **settings},
+            memory=memory,
+            return_memory=True,
+            backend="fused",
+        )
+        tolerance = 1e-10 if dtype == torch.float64 else 5e-2
+        assert_close(output, wanted[:, :, at : at + 1], tolerance)
 
 
 @st.composite
@@ -215,6 +249,17 @@ def test_a_token_copies_nothing_that_is_held(dtype):
 
 
 @torch.no_grad()
+def test_what_is_kept_for_all_memories_is_small():
+    """Half precision reads by tables of row numbers: one serves all sizes."""
+    numbers = [_numbers(count) for count in range(1, 5000)]
+    assert all(torch.equal(x, torch.arange(len(x))) for x in numbers[:70])
+    kept = {x.untyped_storage().data_ptr(): x.untyped_storage().nbytes() for x in numbers}
+    assert sum(kept.values()) <= 4 * 5000 * 4
+    with torch.device("meta"):
+        assert _numbers(10_000).device.type == "cpu"
+
+
+@torch.no_grad()
 def test_bytes_that_come_on_top():
     arguments = inputs(50, key_dim=12, value_dim=10)
     _, memory = follow_all(arguments, 0, 18)
@@ -258,3 +303,7 @@ def test_room():
     turned = appended(tensor, new, 1, 8, channels_first=True)
     assert torch.equal(turned, first)
     assert turned.stride() == (16, 1, 8)
+    back = appended(turned, new, 1, 8)  # the slots are there in another order
+    assert torch.equal(back, second)
+    assert back.stride() == (16, 2, 1)
+    assert appended(turned, new, 1, 8, channels_first=True).data_ptr() == turned.data_ptr()

@@ -41,7 +41,7 @@ def attention_of_one(query: Tensor, key: Tensor, values: Values) -> Tensor:
     batch, heads, _, width = query.shape
     if not bags.suits(query.device):
         return full_attention(query, key, values.dense().to(query.dtype))
-    columns = (query / math.sqrt(width)).view(batch * key.shape[1], -1, width).mT
+    columns = (query / math.sqrt(width)).reshape(batch * key.shape[1], -1, width).mT
     scores = torch.bmm(key.flatten(0, 1), columns).mT
     weights = torch.softmax(scores, dim=-1).reshape(batch, heads, -1)
     return values.weighted_sum(weights)[:, :, None].to(query.dtype)

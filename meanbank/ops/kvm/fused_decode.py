@@ -58,7 +58,7 @@ def kvm_attention_of_one(
     if merge_gate is not None and held_gate is not None:
         merge_gate = appended(held_gate, merge_gate, 2, chunk)
     grouped = batch * kv_heads, query.shape[1] // kv_heads, query.shape[-1]
-    scores = [_scores(_scaled(query, weights.window_temperature).view(grouped), _tiles(key))]
+    scores = [_scores(_scaled(query, weights.window_temperature).reshape(grouped), _tiles(key))]
     parts = [value.flatten(0, 1)]
     if rows is not None:
         row_keys, row_values = derived(
@@ -67,7 +67,7 @@ def kvm_attention_of_one(
             (weights.norm_weight, weights.norm_bias),
             lambda: _prepared(rows, weights, options, query.dtype),
         )
-        far = _scaled(query, weights.state_temperature).view(grouped)
+        far = _scaled(query, weights.state_temperature).reshape(grouped)
         scores.insert(0, _scores(far, row_keys)[..., : rows.count])
         parts.insert(0, row_values)
     counts = [x.shape[-1] for x in scores]
@@ -97,7 +97,8 @@ def _prepared(
         padded = F.pad(keys, (0, 0, 0, -rows.count % TILE))
         keys = padded.unflatten(2, (-1, TILE)).squeeze(1).mT
     if _by_products(values):
-        return keys.contiguous(), values.mT.contiguous().mT
+        values = values.mT.clone(memory_format=torch.contiguous_format)  # strides say so, too
+        return keys.contiguous(), values.mT
     return keys.contiguous(), values.contiguous()
 
 
