@@ -10,11 +10,10 @@ from torch import nn
 from meanbank import MeanbankConfig, MeanbankForCausalLM
 from meanbank.model import set_table_gradients
 from meanbank.model.roles import Role, members_of, pick
-from meanbank.training import load_config, train
+from meanbank.training import LazyAdamW, load_config, train
 from meanbank.training import trainer as trainer_module
 from meanbank.training.gradients import clip, numbers_of
 from meanbank.training.recipes import BoVRecipe, KVMRecipe, PlainRecipe
-from meanbank.training.recipes.lazy_adamw import LazyAdamW
 
 SPARSE = "training.recipe.table_gradients=sparse"
 VOCABULARY = 40

@@ -27,10 +27,10 @@ class Recipe(Tagged, kind="recipe"):
     tables over token ids, of factors of values (gamma, and b of a mixture), of factors a head, and
     of a of a mixture. These are the BoV paper's groups (its section 4 and its authors' code),
     whatever the recipe: AdamW with eps 1e-10 and decays that stay.
-    table_gradients: "sparse" makes of tables only what a batch looks up: their gradients have its
-    rows and no others, and `LazyAdamW` updates, decays and keeps moments of just these; rows that
-    come rarely learn less than with "dense", which is the papers'. It costs less where a step
-    looks up fewer tokens than the vocabulary has, and more where it looks up many times as many.
+    table_gradients: "dense" is the papers'. With "sparse", gradients of tables have a row for each
+    token that a step looks up and no others, and `LazyAdamW` updates and decays these rows, and
+    their moments, alone; rows that come rarely learn less, as it tells. For vocabularies with more
+    ids than a step has tokens: the gradient grows with these, and not with the vocabulary.
     """
 
     clip: float | None = None

@@ -12,9 +12,11 @@ class LazyAdamW(torch.optim.AdamW):
     A row that a batch looked up is decayed, has its moments updated and moves as in AdamW; of the
     others nothing is read or written: neither do their moments decay, nor does old momentum move
     them, nor weight decay. The first step is dense AdamW's but for the decay of the others. Later
-    a row that one step in n looks up moves less than with AdamW, by sqrt(1 / n) at the same
-    gradients, for its second moment does not fall in between. `torch.optim.SparseAdam` does the
-    same, but without decay and with an eps that grows with the step's bias correction.
+    a row that one step in n looks up moves less than with AdamW, for its second moment does not
+    fall in between (at equal gradients and betas .8 and .995, in steps 3,000 to 6,000: n = 4, 25
+    and 100 half, a quarter and a quarter as far), and it is decayed in one step of n.
+    `torch.optim.SparseAdam` does the same, but without decay and with an eps that is divided by
+    the root of the step's bias correction.
 
     State: step, exp_avg and exp_avg_sq, whole tables as AdamW's. Groups as AdamW's: lr, betas, eps
     and weight_decay. Raises ValueError for a gradient that is not sparse.
