@@ -110,17 +110,18 @@ class DenseValues(Values):
 class BankedValues(Values):
     """Values `scale * table[token_ids]`: only the ids (B, T) need to be stored.
 
-    table: (vocabulary, Hkv * Dv); scale: one number.
+    table: (vocabulary, Hkv * Dv); scale: one number; sparse_gradient: whether the table gets one.
     """
 
     token_ids: Tensor
     table: Tensor
     scale: Tensor | float
     num_kv_heads: int
+    sparse_gradient: bool = False
 
     def dense(self) -> Tensor:
-        rows = F.embedding(self.token_ids, self.table) * self.scale
-        return split_heads(rows, self.num_kv_heads)
+        rows = F.embedding(self.token_ids, self.table, sparse=self.sparse_gradient)
+        return split_heads(rows * self.scale, self.num_kv_heads)
 
     def stored(self, index: Tensor | None = None) -> Tensor:
         ids = self.token_ids if index is None else self.token_ids.index_select(1, index)

@@ -7,6 +7,7 @@ from meanbank.model.config import MeanbankConfig
 from meanbank.model.invariance import batch_invariant
 from meanbank.model.modeling import MeanbankForCausalLM, MeanbankModel
 from meanbank.model.plan import LayerPlan, expand_plan, layers_at
+from meanbank.model.table_gradients import set_table_gradients
 
 AutoConfig.register("meanbank", MeanbankConfig, exist_ok=True)
 AutoModel.register(MeanbankConfig, MeanbankModel, exist_ok=True)
@@ -21,4 +22,5 @@ __all__ = [
     "batch_invariant",
     "expand_plan",
     "layers_at",
+    "set_table_gradients",
 ]

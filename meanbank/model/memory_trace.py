@@ -32,11 +32,14 @@ class _Count(TorchDispatchMode):
         super().__init__()
         self.current = self.highest = 0
         self.alive: dict[int, weakref.ref] = {}
+        self.kept: list[Tensor] = []
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}
         old = {id(x.untyped_storage()) for x in _tensors((*args, *kwargs.values()))}
         result = func(*args, **kwargs)
+        if isinstance(result, Tensor) and result.is_sparse:
+            self.kept += _tensors(args)  # a table's gradient holds on to them, but not on meta
         for tensor in _tensors((result,)):
             storage = tensor.untyped_storage()
             if id(storage) not in self.alive and id(storage) not in old:
@@ -56,10 +59,10 @@ class _Count(TorchDispatchMode):
 
 
 def _tensors(items: Iterable[Any]) -> Iterator[Tensor]:
-    """Those among the arguments or results of an operator, of which some are lists."""
+    """Those with a storage among an operator's arguments or results, of which some are lists."""
     for item in items:
         if isinstance(item, Tensor):
-            if item.is_meta:
+            if item.is_meta and not item.is_sparse:
                 yield item
         elif isinstance(item, (list, tuple)):
             yield from _tensors(item)

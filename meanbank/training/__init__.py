@@ -1,7 +1,7 @@
 """Training: configurations, recipes, the loop, run folders."""
 
 from meanbank.training.config import RunConfig, TrainingConfig, load_config
-from meanbank.training.recipes import BoVRecipe, KVMRecipe, PlainRecipe, Recipe
+from meanbank.training.recipes import BoVRecipe, KVMRecipe, LazyAdamW, PlainRecipe, Recipe
 from meanbank.training.run import LoadedRun, load_model, load_run
 from meanbank.training.trainer import Interrupted, NonFiniteError, train
 
@@ -9,6 +9,7 @@ __all__ = [
     "BoVRecipe",
     "Interrupted",
     "KVMRecipe",
+    "LazyAdamW",
     "LoadedRun",
     "NonFiniteError",
     "PlainRecipe",

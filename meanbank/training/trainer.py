@@ -20,6 +20,7 @@ from meanbank.evaluation.bpb import bits_per_byte
 from meanbank.model import MeanbankForCausalLM
 from meanbank.training.checkpoint import checkpoints, load_checkpoint, save_checkpoint
 from meanbank.training.config import RunConfig
+from meanbank.training.gradients import clip, numbers_of
 from meanbank.training.metrics import Metrics
 from meanbank.training.recipes import Optimizers
 from meanbank.training.run import (
@@ -136,7 +137,7 @@ class Trainer:
                 metrics.close()
 
     def _update(
-        self, optimizer: Optimizers, batch: Batch, clip: float | None, step: int
+        self, optimizer: Optimizers, batch: Batch, largest: float | None, step: int
     ) -> tuple[float, float]:
         optimizer.zero_grad(set_to_none=True)
         loss = language_loss(self.model, batch)
@@ -144,15 +145,15 @@ class Trainer:
             place = locate_non_finite(self.model, batch)
             raise NonFiniteError(f"the loss is {loss.item()} at step {step + 1}, first in {place}")
         loss.backward()
-        gradients = [p.grad for p in self.model.parameters() if p.grad is not None]
-        norm = torch.nn.utils.get_total_norm(gradients)
+        gradients = numbers_of(self.model)
+        norm = torch.nn.utils.get_total_norm(gradients.values())
         if not torch.isfinite(norm):
-            names = [n for n, p in self.model.named_parameters() if not _finite(p.grad)]
+            names = [name for name, gradient in gradients.items() if not _finite(gradient)]
             raise NonFiniteError(
                 f"a gradient is not finite at step {step + 1}, first in {names[-1]}"
             )
-        if clip is not None:
-            torch.nn.utils.clip_grads_with_norm_(self.model.parameters(), clip, norm)
+        if largest is not None:
+            clip(gradients.values(), largest, norm)
         optimizer.step()
         return loss.item(), norm.item()
 
@@ -232,8 +233,8 @@ def language_loss(model: MeanbankForCausalLM, batch: Batch) -> Tensor:
     return F.cross_entropy(logits.flatten(0, 1).float(), targets, ignore_index=IGNORED)
 
 
-def _finite(tensor: Tensor | None) -> bool:
-    return tensor is None or bool(torch.isfinite(tensor).all())
+def _finite(tensor: Tensor) -> bool:
+    return bool(torch.isfinite(tensor).all())
 
 
 @torch.no_grad()

@@ -73,10 +73,12 @@ class BankValues(ValueSource):
 
     def forward(self, x, start, context, state):
         token_ids, table = self.rows_of(context)
-        return BankedValues(token_ids, table, self.scale, self.geometry.num_kv_heads), None
+        heads, sparse = self.geometry.num_kv_heads, self.sparse_gradients
+        return BankedValues(token_ids, table, self.scale, heads, sparse), None
 
     def publish(self, x: Tensor, start: Tensor, context: Context) -> Tensor:
-        return scaled(F.embedding(*self.rows_of(context)), self.scale)
+        rows = F.embedding(*self.rows_of(context), sparse=self.sparse_gradients)
+        return scaled(rows, self.scale)
 
     def forward_flops(self, tokens: int) -> Flops:
         return Flops()  # looked up

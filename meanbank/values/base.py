@@ -76,11 +76,16 @@ class ValueSourceConfig(Tagged, kind="value source"):
 
 
 class ValueSource(nn.Module, abc.ABC):
-    """Gives a layer the values of its tokens."""
+    """Gives a layer the values of its tokens.
+
+    sparse_gradients: whether its look-ups give tables sparse gradients. Not a setting, for it
+    changes what training costs and nothing else: `set_table_gradients` sets it.
+    """
 
     def __init__(self, geometry: Geometry, place: Place) -> None:
         super().__init__()
         self.geometry, self.place = geometry, place
+        self.sparse_gradients = False
 
     @abc.abstractmethod
     def forward(

@@ -75,8 +75,8 @@ class GatedAdditiveValues(ValueSource):
     def _added(self, x: Tensor, context: Context) -> Tensor:
         assert context.token_ids is not None  # the model has refused embeddings alone
         gate = LARGEST_GATE * torch.sigmoid(self.gate(x[..., : self.gate.in_features]))
-        rows = F.embedding(context.token_ids, self.table).unflatten(-1, (gate.shape[-1], -1))
-        return (gate[..., None] * rows).flatten(2)
+        rows = F.embedding(context.token_ids, self.table, sparse=self.sparse_gradients)
+        return (gate[..., None] * rows.unflatten(-1, (gate.shape[-1], -1))).flatten(2)
 
     def check_state(self, state, batch):
         self.contextual.check_state(state, batch)

@@ -12,6 +12,7 @@ from meanbank.benchmarks.peak import peak_bytes
 from meanbank.benchmarks.settings import Machine
 from meanbank.cli import main
 from meanbank.cli.amounts import bytes_of, tokens_of, told
+from meanbank.model import set_table_gradients
 from meanbank.model.accounting import empty_model
 from meanbank.model.memory_plan import (
     break_even,
@@ -126,6 +127,25 @@ def test_peaks_of_attention_that_holds_all_scores():
     check_peaks(sized("full", "bank", value_head_dim=8))  # no kernel takes other widths
 
 
+@pytest.mark.parametrize("source", ["bank", {"type": "bank", "table": "shared"}])
+def test_sparse_gradients_of_tables_are_counted_as_what_was_looked_up(source):
+    where = [{"memory": "full"}, {"where": [1, 2], "values": source}]
+    sizes = {"value_head_dim": 128, "vocab_size": 2000, "num_hidden_layers": 3}
+    config = sized("full", "bank", **sizes, plan=where)
+    planned = {}
+    for gradients in ("dense", "sparse"):
+        model, empty = MeanbankForCausalLM(config), empty_model(config)
+        set_table_gradients(model, gradients)
+        set_table_gradients(empty, gradients)
+        ids = torch.randint(0, 2000, (BATCH, 20))
+        with Machine().settled():
+            found = peak_bytes(lambda model=model, ids=ids: backward(model, ids), Machine())
+        planned[gradients] = training_bytes(empty, 20, BATCH).activations
+        assert planned[gradients] >= 0.99 * found
+    assert planned["sparse"] == pytest.approx(found, rel=0.01)
+    assert planned["sparse"] < planned["dense"] - 2000 * 2 * 128 * 4
+
+
 def check_peaks(config: MeanbankConfig) -> None:
     with Machine().settled():
         _check_peaks(config)
@@ -150,12 +170,13 @@ def _check_peaks(config: MeanbankConfig) -> None:
 
     ids = torch.randint(0, 300, (BATCH, 100))
 
-    def step():
-        logits = model(ids, use_cache=False).logits
-        F.cross_entropy(logits.flatten(0, 1), ids.flatten()).backward()
-
-    found = peak_bytes(step, Machine())
+    found = peak_bytes(lambda: backward(model, ids), Machine())
     assert training_bytes(empty, 100, BATCH).activations == pytest.approx(found, rel=0.1)
+
+
+def backward(model: MeanbankForCausalLM, ids: torch.Tensor) -> None:
+    logits = model(ids, use_cache=False).logits
+    F.cross_entropy(logits.flatten(0, 1), ids.flatten()).backward()
 
 
 LARGE = {"type": "kvm", "chunk_size": 512, "budget": {"type": "power_law", "factor": 8}}

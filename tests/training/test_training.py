@@ -52,11 +52,20 @@ def figures(run):
 
 
 BOV = ["training.recipe=bov"]  # two optimizers
+SPARSE = ["training.recipe.table_gradients=sparse"]  # one more
+CLIPPED = ["training.recipe.clip=0.1"]
 
 
 @pytest.mark.parametrize(
     ("stopped_after", "overrides"),
-    [(2, []), (3, []), (2, BOV), (3, [*BOV, "model.backbone=nanochat"])],  # 3 is evaluated, too
+    [  # 3 is evaluated, too
+        (2, []),
+        (3, []),
+        (2, BOV),
+        (3, [*BOV, "model.backbone=nanochat"]),
+        (2, [*SPARSE, *CLIPPED]),
+        (3, [*BOV, *SPARSE]),
+    ],
 )
 def test_resuming_is_bit_exact(config_file, tmp_path, stopped_after, overrides, monkeypatch):
     config = load_config(config_file, overrides)

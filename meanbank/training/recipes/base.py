@@ -10,9 +10,12 @@ import torch
 from meanbank.core.config import Tagged
 from meanbank.model import MeanbankForCausalLM
 from meanbank.model.roles import Member, Role, members_of, pick
+from meanbank.model.table_gradients import TableGradients, set_table_gradients
+from meanbank.training.recipes.lazy_adamw import LazyAdamW
 from meanbank.training.recipes.optimizers import Optimizers
 
 Group = dict[str, Any]  # of an optimizer, with its name
+TABLES = "tables"  # name of the group of tables over token ids
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -24,6 +27,10 @@ class Recipe(Tagged, kind="recipe"):
     tables over token ids, of factors of values (gamma, and b of a mixture), of factors a head, and
     of a of a mixture. These are the BoV paper's groups (its section 4 and its authors' code),
     whatever the recipe: AdamW with eps 1e-10 and decays that stay.
+    table_gradients: "dense" is the papers'. With "sparse", gradients of tables have a row for each
+    token that a step looks up and no others, and `LazyAdamW` updates and decays these rows, and
+    their moments, alone; rows that come rarely learn less, as it tells. For vocabularies with more
+    ids than a step has tokens: the gradient grows with these, and not with the vocabulary.
     """
 
     clip: float | None = None
@@ -31,6 +38,7 @@ class Recipe(Tagged, kind="recipe"):
     scale_learning_rate: float = 0.1
     head_scale_learning_rate: float = 0.005
     mixture_learning_rate: float = 0.005
+    table_gradients: TableGradients = "dense"
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
@@ -58,7 +66,7 @@ class Recipe(Tagged, kind="recipe"):
         head_scales = pick(members, Role.HEAD_SCALE)
         weights = pick(members, Role.CONTEXTUAL_WEIGHT)
         values = [
-            ("tables", tables, self.table_learning_rate, 0.01, (0.8, 0.995)),
+            (TABLES, tables, self.table_learning_rate, 0.01, (0.8, 0.995)),
             ("scales", scales, self.scale_learning_rate, 0.0, (0.96, 0.95)),
             ("head scales", head_scales, self.head_scale_learning_rate, 0.0, (0.8, 0.95)),
             ("contextual weights", weights, self.mixture_learning_rate, 0.05, (0.8, 0.95)),
@@ -69,7 +77,10 @@ class Recipe(Tagged, kind="recipe"):
         ]
 
     def optimizer(self, model: MeanbankForCausalLM, steps: int) -> Optimizers:
-        """Optimizers over all trainable parameters, each in one group; `set_step` drives them."""
+        """Optimizers over all trainable parameters, each in one group; `set_step` drives them.
+
+        From now on the model's tables have the gradients that these take, see `table_gradients`.
+        """
         members = members_of(model)
         muon = [group for group in self.muon_groups(members) if group["params"]]
         adamw = [
@@ -79,8 +90,14 @@ class Recipe(Tagged, kind="recipe"):
         adamw = [group for group in adamw if group["params"]]
         for group in muon + adamw:
             group["peak_lr"], group["peak_weight_decay"] = group["lr"], group["weight_decay"]
-        parts: list[torch.optim.Optimizer] = [torch.optim.Muon(muon)] if muon else []
-        return Optimizers([*parts, torch.optim.AdamW(adamw)])
+        set_table_gradients(model, self.table_gradients)
+        lazy = {TABLES} if self.table_gradients == "sparse" else set()
+        parts = {
+            torch.optim.Muon: muon,
+            torch.optim.AdamW: [group for group in adamw if group["name"] not in lazy],
+            LazyAdamW: [group for group in adamw if group["name"] in lazy],
+        }
+        return Optimizers([kind(groups) for kind, groups in parts.items() if groups])
 
     def default_warmup_steps(self, steps: int) -> int:
         """Steps over which the learning rate rises where nothing else is asked for."""
