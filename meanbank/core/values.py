@@ -9,11 +9,11 @@ import dataclasses
 from collections.abc import Sequence
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from meanbank.core.geometry import split_heads
 from meanbank.core.room import appended
+from meanbank.core.table import Table, look_up, weights_of
 
 
 class Values(abc.ABC):
@@ -96,12 +96,12 @@ class BankedValues(Values):
     """
 
     token_ids: Tensor
-    table: Tensor
+    table: Table
     scale: Tensor | float
     num_kv_heads: int
 
     def dense(self) -> Tensor:
-        rows = F.embedding(self.token_ids, self.table) * self.scale
+        rows = look_up(self.token_ids, self.table) * self.scale
         return split_heads(rows, self.num_kv_heads)
 
     def stored(self, index: Tensor | None = None) -> Tensor:
@@ -125,7 +125,8 @@ class BankedValues(Values):
 
     @property
     def weights(self) -> tuple[Tensor, ...]:
-        return (self.table, self.scale) if isinstance(self.scale, Tensor) else (self.table,)
+        table = weights_of(self.table)
+        return (*table, self.scale) if isinstance(self.scale, Tensor) else table
 
 
 def token_dim(stored: Tensor) -> int:
