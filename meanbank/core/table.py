@@ -27,6 +27,8 @@ class StoredTable(nn.Module, abc.ABC):
         super().__init__()
         self.mapped = tuple(part for part in parts if isinstance(part, Mapped))
         self.tensors = tuple(p.tensor if isinstance(p, Mapped) else p for p in parts)
+        for part in self.mapped:
+            part.expect_rows()
         # without numbers: it takes part in `model.to(dtype)`, which the table must not
         self.register_buffer("like", torch.empty(0, dtype=dtype, device="cpu"), persistent=False)
 

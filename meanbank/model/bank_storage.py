@@ -65,8 +65,8 @@ def tables_left_out(model: Any, paths: Sequence[str] | None) -> Iterator[None]:
     files = _files(choice, paths)
     heads = model.config.num_key_value_heads
     tables = [_stored(choice, slot, files, heads) for slot in slots]
-    names = {slot.name + part for slot in slots for part in ("", *PARTS)}
-    model._keys_to_ignore_on_load_unexpected |= {f"^{re.escape(name)}$" for name in names}
+    names = {_own(slot.name) + part for slot in slots for part in ("", *PARTS)}
+    model._keys_to_ignore_on_load_unexpected |= {rf"(^|\.){re.escape(name)}$" for name in names}
     for slot in slots:
         setattr(slot.module, slot.attribute, None)
     yield
