@@ -39,6 +39,11 @@ class Mapped:
         if CAN_ADVISE:
             self.pages.madvise(mmap.MADV_RANDOM)
 
+    def expect_all(self) -> None:
+        """From now on, it is read from its first row to its last."""
+        if CAN_ADVISE:
+            self.pages.madvise(mmap.MADV_SEQUENTIAL)
+
     def prefetch(self, index: Tensor) -> None:
         """Let the system begin to read some distinct rows (N,), all of them at a time."""
         if not CAN_ADVISE:

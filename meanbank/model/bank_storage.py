@@ -86,6 +86,19 @@ def prefetch(tables: Sequence[StoredTable], token_ids: Tensor) -> None:
             table.prefetch(distinct)
 
 
+@contextlib.contextmanager
+def read_whole(tables: Sequence[StoredTable]) -> Iterator[None]:
+    """Within it tables are read as a whole, for which the system had better read ahead."""
+    mapped = [part for table in tables for part in table.mapped]
+    for part in mapped:
+        part.expect_all()
+    try:
+        yield
+    finally:
+        for part in mapped:
+            part.expect_rows()
+
+
 def check_not_mapped(model: Any, folder: Path) -> None:
     """BankStorageError where a file of the folder is mapped: to write there would cut it off."""
     tables = model.base_model.stored_tables

@@ -8,6 +8,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from meanbank.core.tensor_file import tensor_bytes
+from meanbank.model.bank_storage import read_whole
 from meanbank.model.config import MeanbankConfig
 
 SIZES = (
@@ -38,7 +39,8 @@ def model_fingerprint(model: PreTrainedModel) -> str:
     marks = {name: _mark(tensor) for name, tensor in weights.items()}
     kept = backbone.__dict__.get("_fingerprint")
     if kept is None or kept[0] != marks:
-        kept = (marks, _digest(backbone.config, weights))
+        with read_whole(backbone.stored_tables):
+            kept = (marks, _digest(backbone.config, weights))
         backbone.__dict__["_fingerprint"] = kept
     return kept[1]
 

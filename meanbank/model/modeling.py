@@ -22,6 +22,7 @@ from meanbank.model.bank_storage import (
     check_not_mapped,
     chosen_storage,
     prefetch,
+    read_whole,
     tables_left_out,
 )
 from meanbank.model.block import make_blocks
@@ -87,7 +88,9 @@ class MeanbankPreTrainedModel(PreTrainedModel):
 
     def save_pretrained(self, save_directory: str | os.PathLike, *args: Any, **kwargs: Any) -> None:
         check_not_mapped(self, Path(save_directory))
-        super().save_pretrained(save_directory, *args, **kwargs)
+        backbone: Any = self.base_model
+        with read_whole(backbone.stored_tables):
+            super().save_pretrained(save_directory, *args, **kwargs)
 
     def resize_token_embeddings(
         self,
