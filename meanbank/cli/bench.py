@@ -309,6 +309,58 @@ def bench_soak(
     return _measure("soak", benchmark, common)
 
 
+def bench_tables(
+    arms: str = "resident,mmap,mmap-unfetched,int8,int8-mmap",
+    dtype: Literal["float32", "bfloat16", "float16"] = "float32",
+    prompt: int = 256,
+    decoded: int = 64,
+    vocabulary: int = 32768,
+    hidden_size: int = 256,
+    layers: int = 6,
+    heads: int = 8,
+    value_head_dim: int = 128,
+    rounds: int = 3,
+    common: Shared = Common(),
+) -> int:
+    """Where a bank's tables are: memory held, the first call and the next one, decoding.
+
+    Writes a model of random numbers and its int8 copy into a temporary folder (TMPDIR says where;
+    0.8 GB by default), loads it in each way, and lets the system forget the file before the first
+    call, which therefore reads from the disk. About a minute by default.
+
+    Args:
+        arms: names of resident (parameters, which transformers maps as well where it can), mmap
+            (rows of a file), mmap-unfetched (the same, not asked for before the first layer), int8
+            (in memory), int8-mmap (int8 rows of a file).
+        dtype: of the model and its file.
+        prompt: tokens of the calls, drawn evenly from the vocabulary.
+        decoded: tokens decoded after them.
+        vocabulary: rows of a table.
+        hidden_size: width of the model.
+        layers: of the model, the last two thirds of them with a table each.
+        heads: of queries, keys and values.
+        value_head_dim: numbers a head of a table's row.
+        rounds: of all arms; results are medians over them.
+    """
+    from meanbank.benchmarks import parse_names
+    from meanbank.benchmarks.tables import ARMS, TablesBenchmark
+
+    benchmark = TablesBenchmark(
+        machine=common.machine(),
+        vocabulary=vocabulary,
+        hidden_size=hidden_size,
+        layers=layers,
+        heads=heads,
+        value_head_dim=value_head_dim,
+        prompt=prompt,
+        decoded=decoded,
+        rounds=rounds,
+        dtype=dtype,
+        arms=tuple(parse_names("arm", arms, ARMS)),
+    )
+    return _measure("tables", benchmark, common)
+
+
 def bench_show(
     files: Annotated[tuple[Path, ...], tyro.conf.Positional],
     /,
@@ -343,6 +395,7 @@ BENCH = {
     "trajectory": bench_trajectory,
     "model": bench_model,
     "soak": bench_soak,
+    "tables": bench_tables,
     "show": bench_show,
 }
 

@@ -16,6 +16,7 @@ def evaluate(
     context: int = 8192,
     sequences: int = 256,
     device: Literal["auto", "cpu", "cuda"] = "auto",
+    bank_storage: Literal["resident", "mmap", "int8"] = "resident",
 ) -> int:
     """Evaluate a run; writes RUN/evaluations/TASK.json and prints a table.
 
@@ -32,6 +33,8 @@ def evaluate(
         context: decode-speed: tokens read before the timed ones.
         sequences: recall: sequences for each length and number of pairs.
         device: auto takes a GPU where there is one.
+        bank_storage: where tables over token ids are: in memory, in the model's files, or in memory
+            in int8. Results of the last two are in TASK-mmap.json and TASK-int8.json.
     """
     from meanbank.studies.evaluations import EvaluationSettings, evaluate_run
     from meanbank.training import load_run
@@ -43,7 +46,7 @@ def evaluate(
         context=context,
         sequences=sequences,
     )
-    loaded = load_run(run, device)
+    loaded = load_run(run, device, bank_storage)
     tasks = [name.strip() for name in task.split(",") if name.strip()]
     for result in evaluate_run(loaded, tasks, settings):
         print_result(result)

@@ -17,6 +17,7 @@ def generate(
     top_p: float = 1.0,
     seed: int = 0,
     device: Literal["auto", "cpu", "cuda"] = "auto",
+    bank_storage: Literal["resident", "mmap", "int8"] = "resident",
 ) -> int:
     """Go on with a prompt; text streams to stdout, figures to stderr.
 
@@ -30,6 +31,8 @@ def generate(
         top_p: draw from the most likely tokens that together have this probability.
         seed: of the draws.
         device: auto takes a GPU where there is one.
+        bank_storage: where tables over token ids are: in memory, in the model's files, or in memory
+            in int8.
     """
     from meanbank.evaluation.generation import SamplingSettings, stream_text
     from meanbank.model import MeanbankCache
@@ -38,7 +41,7 @@ def generate(
     settings = SamplingSettings(
         max_new_tokens=max_new_tokens, temperature=temperature, top_p=top_p, seed=seed
     )
-    model, tokenizer = load_model(run, device)
+    model, tokenizer = load_model(run, device, bank_storage)
     if tokenizer is None:
         raise ValueError(f"{run} has no tokenizer: what it was trained on is not text")
     cache = context and MeanbankCache.load(context, model, tokenizer=tokenizer)

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from meanbank.core.layout import Layout
+from meanbank.core.table import StoredTable, Table
 
 
 @dataclasses.dataclass(frozen=True)
@@ -24,7 +25,7 @@ class Context:
     embedding: Tensor
     layout: Layout
     first_values: Mapping[int, Tensor] = dataclasses.field(default_factory=dict)
-    shared_table: Tensor | None = None
+    shared_table: Table | None = None
 
     def to(self, device: torch.device | str, *, non_blocking: bool = False) -> "Context":
         """The same on another device, where the blocks of a model are spread over several."""
@@ -32,6 +33,9 @@ class Context:
         def moved(tensor: Tensor | None) -> Tensor | None:
             return None if tensor is None else tensor.to(device, non_blocking=non_blocking)
 
+        shared = self.shared_table  # a stored one stays where it is
+        if not isinstance(shared, StoredTable):
+            shared = moved(shared)
         return dataclasses.replace(
             self,
             token_ids=moved(self.token_ids),
@@ -40,7 +44,7 @@ class Context:
                 layer: values.to(device, non_blocking=non_blocking)
                 for layer, values in self.first_values.items()
             },
-            shared_table=moved(self.shared_table),
+            shared_table=shared,
         )
 
     def publish(self, layer: int, values: Tensor) -> "Context":

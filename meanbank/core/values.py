@@ -9,12 +9,12 @@ import dataclasses
 from collections.abc import Sequence
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from meanbank.core.bags import numbers, sums_of_rows, sums_of_tokens
 from meanbank.core.geometry import split_heads
 from meanbank.core.room import appended
+from meanbank.core.table import Table, floating, look_up, weights_of
 
 
 class Values(abc.ABC):
@@ -114,13 +114,13 @@ class BankedValues(Values):
     """
 
     token_ids: Tensor
-    table: Tensor
+    table: Table
     scale: Tensor | float
     num_kv_heads: int
     sparse_gradient: bool = False
 
     def dense(self) -> Tensor:
-        rows = F.embedding(self.token_ids, self.table, sparse=self.sparse_gradient)
+        rows = look_up(self.token_ids, self.table, self.sparse_gradient)
         return split_heads(rows * self.scale, self.num_kv_heads)
 
     def stored(self, index: Tensor | None = None) -> Tensor:
@@ -140,8 +140,10 @@ class BankedValues(Values):
         return dataclasses.replace(self, token_ids=stored)
 
     def weighted_sum(self, weights: Tensor) -> Tensor:
-        heads = self.num_kv_heads
-        table = self.table.reshape(-1, self.table.shape[1] // heads)  # a row for each head of an id
+        heads, table = self.num_kv_heads, floating(self.table)
+        if table is None:
+            return DenseValues(self.dense()).weighted_sum(weights)
+        table = table.reshape(-1, table.shape[1] // heads)  # a row for each head of an id
         rows = (
             self.token_ids.int()[:, None, None] * heads
             + numbers(heads, table.device)[:, None, None]
@@ -155,7 +157,8 @@ class BankedValues(Values):
 
     @property
     def weights(self) -> tuple[Tensor, ...]:
-        return (self.table, self.scale) if isinstance(self.scale, Tensor) else (self.table,)
+        table = weights_of(self.table)
+        return (*table, self.scale) if isinstance(self.scale, Tensor) else table
 
 
 def token_dim(stored: Tensor) -> int:

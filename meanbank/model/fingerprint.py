@@ -9,6 +9,7 @@ from transformers import PreTrainedModel
 
 from meanbank.core.stamps import Stamp
 from meanbank.core.tensor_file import tensor_bytes
+from meanbank.model.bank_storage import read_whole
 from meanbank.model.config import MeanbankConfig
 
 SIZES = (
@@ -39,7 +40,8 @@ def model_fingerprint(model: PreTrainedModel) -> str:
     stamps = {name: Stamp(tensor) for name, tensor in weights.items()}
     kept = backbone.__dict__.get("_fingerprint")
     if kept is None or kept[0] != stamps:
-        kept = (stamps, _digest(backbone.config, weights))
+        with read_whole(backbone.stored_tables):
+            kept = (stamps, _digest(backbone.config, weights))
         backbone.__dict__["_fingerprint"] = kept
     return kept[1]
 

@@ -1,6 +1,8 @@
 """Hugging Face classes: `MeanbankModel` and `MeanbankForCausalLM`."""
 
+import os
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, Self, cast
 
 import torch
@@ -13,8 +15,16 @@ from transformers.utils import logging
 
 from meanbank.core.context import Context
 from meanbank.core.record import NOTHING
+from meanbank.core.table import StoredTable
 from meanbank.model.arrangement import Arrangement, arrange
 from meanbank.model.backbone import StartValues
+from meanbank.model.bank_storage import (
+    check_not_mapped,
+    chosen_storage,
+    prefetch,
+    read_whole,
+    tables_left_out,
+)
 from meanbank.model.block import make_blocks
 from meanbank.model.cache import MeanbankCache
 from meanbank.model.config import MeanbankConfig
@@ -45,8 +55,20 @@ class MeanbankPreTrainedModel(PreTrainedModel):
     _no_split_modules = ["Block"]
 
     @classmethod
-    def from_pretrained(cls, *arguments: Any, **keywords: Any) -> Self:
-        loaded = super().from_pretrained(*arguments, **keywords)
+    def from_pretrained(
+        cls, *arguments: Any, bank_storage: str = "resident", **keywords: Any
+    ) -> Self:
+        """Load a model as `transformers` does.
+
+        bank_storage: where its tables over token ids are: "resident", parameters like others;
+        "mmap", in the model's safetensors files, of which only the rows of tokens that are read
+        come into memory (the files must stay as they are); "int8", in memory, quantised with a
+        scale a row and head, as `save_pretrained` then writes them. Rows of the last two are looked
+        up on the CPU, and not trained. Raises ValueError for another name, and BankStorageError
+        where the files have no such tables.
+        """
+        with chosen_storage(bank_storage):
+            loaded = super().from_pretrained(*arguments, **keywords)
         model: Any = loaded[0] if isinstance(loaded, tuple) else loaded
         places = {str(place) for place in getattr(model, "hf_device_map", {}).values()}
         if "disk" in places or ("cpu" in places and len(places) > 1):
@@ -55,6 +77,20 @@ class MeanbankPreTrainedModel(PreTrainedModel):
                 f"disk (yet), got {', '.join(sorted(places))}: give it more max_memory"
             )
         return cast(Self, loaded)
+
+    @staticmethod
+    def _load_pretrained_model(model: Any, state_dict: Any, checkpoint_files: Any, *rest: Any):
+        """Hugging Face's step from a model without numbers and its files to a loaded one."""
+        with tables_left_out(model, checkpoint_files):
+            return PreTrainedModel._load_pretrained_model(
+                model, state_dict, checkpoint_files, *rest
+            )
+
+    def save_pretrained(self, save_directory: str | os.PathLike, *args: Any, **kwargs: Any) -> None:
+        check_not_mapped(self, Path(save_directory))
+        backbone: Any = self.base_model
+        with read_whole(backbone.stored_tables):
+            super().save_pretrained(save_directory, *args, **kwargs)
 
     def resize_token_embeddings(
         self,
@@ -110,6 +146,7 @@ class MeanbankModel(MeanbankPreTrainedModel):
     """The backbone without a head."""
 
     gradient_checkpointing = False  # Hugging Face sets it here and in every block
+    stored_tables: tuple[StoredTable, ...] = ()  # those that are no parameters
 
     def __init__(self, config: MeanbankConfig) -> None:
         super().__init__(config)
@@ -117,7 +154,7 @@ class MeanbankModel(MeanbankPreTrainedModel):
         self.stem = config.backbone_parts.stem(config.hidden_size)
         self.layers = make_blocks(config)
         self.norm = config.backbone_parts.norm(config.hidden_size)
-        self.shared_table = None
+        self.shared_table: nn.Parameter | StoredTable | None = None
         if config.has_shared_table:
             assert config.num_key_value_heads and config.value_head_dim  # filled in
             width = config.num_key_value_heads * config.value_head_dim
@@ -169,6 +206,8 @@ class MeanbankModel(MeanbankPreTrainedModel):
         if input_ids is not None and not input_ids.is_floating_point():
             input_ids = input_ids if input_ids.dtype == torch.bool else input_ids.long()
         embedded = self._embed(input_ids, inputs_embeds)
+        if input_ids is not None:
+            prefetch(self.stored_tables, input_ids)
         batch, length = embedded.shape[:2]
         arrangement = self._arrangement(
             cache, batch, length, attention_mask, document_ids, position_ids

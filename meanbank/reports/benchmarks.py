@@ -21,6 +21,11 @@ ARM_LABELS = {
     "bank": "bank: ids stored",
     "cached": "bank: values cached",
     "projected": "projected values",
+    "resident": "resident",
+    "mmap": "mapped file",
+    "mmap-unfetched": "mapped file, rows not asked for first",
+    "int8": "int8 in memory",
+    "int8-mmap": "int8 rows of a mapped file",
 }
 BUDGET_LABELS = {"fixed": "256 rows", "sqrt": "16·√N rows", "saturating": "≤ 1024 rows"}
 
@@ -107,6 +112,8 @@ def benchmark_tables(records: Sequence[Record]) -> list[Table]:
             tables.append(_model_table(phase, dtype, found))
         elif bench == "bank":
             tables.append(_bank_table(dtype, found))
+        elif bench == "tables":
+            tables.append(_tables_table(dtype, found))
         elif bench == "soak":
             tables.append(_soak_table(dtype, found))
         else:
@@ -276,6 +283,26 @@ def _soak_table(dtype: str, found: Sequence[Record]) -> Table:
             "library has given back what it keeps of freed memory.",
         ),
         columns=("Model", "Tokens", "tok/s", "Held", "Peak", "Resident"),
+        rows=tuple(rows),
+    )
+
+
+def _tables_table(dtype: str, found: Sequence[Record]) -> Table:
+    rows = []
+    for record in found:
+        sizes = (record[f"{name}_bytes"] for name in ("table", "resident"))
+        shown = (DASH if size is None else binary_size(size) for size in sizes)
+        calls = (seconds(record[f"{name}_seconds"]) for name in ("cold", "warm"))
+        cells = (label(record), *shown, *calls, rate(record["tokens_per_second"]))
+        rows.append(Row(cells=cells))
+    return Table(
+        title=f"Tables over token ids, {dtype}",
+        meaning=(
+            "Resident: memory of the process since before the model was loaded, pages of the file "
+            f"that it has read included. First: a call of {found[0]['length']} tokens once the "
+            "system has forgotten the file; again: the same call. Both are wall time.",
+        ),
+        columns=("Tables", "In file", "Resident", "First", "Again", "Decode\ntok/s"),
         rows=tuple(rows),
     )
 

@@ -128,11 +128,13 @@ def evaluate_run(
             "task": task,
             "run": str(run.path),
             "step": run.step,
+            "bank_storage": run.bank_storage,
             "settings": dataclasses.asdict(settings),
             "produced_by": produced_by(device=device, dtype=dtype, seed=seed),
             "bos_policy": "none: texts are read as they are",
             "data": run.info["data"],
             "results": TASKS[task](run, settings),
         }
-        write_json(run.path / "evaluations" / f"{task}.json", result)
+        name = task if run.bank_storage == "resident" else f"{task}-{run.bank_storage}"
+        write_json(run.path / "evaluations" / f"{name}.json", result)
         yield result

@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from meanbank.core.errors import one_line
+from meanbank.core.errors import BankStorageError, one_line
 from meanbank.core.files import read_json, write_json
 from meanbank.model import MeanbankForCausalLM
 from meanbank.training.recipes import Optimizers
@@ -92,6 +92,8 @@ def damage_told(path: Path) -> Iterator[None]:
     """Turn what loading a damaged checkpoint raises into one line."""
     try:
         yield
+    except BankStorageError:  # tells what to do itself
+        raise
     except (OSError, SafetensorError, ValueError, TypeError, KeyError, RuntimeError) as error:
         raise ValueError(f"the checkpoint {path} is damaged: {one_line(error)}") from error
 

@@ -166,11 +166,13 @@ class LoadedRun:
     tokenizer: Tokenizer | None
     info: dict[str, Any]
     step: int
+    bank_storage: str = "resident"
 
 
-def load_run(run: str | Path, device: str = "auto") -> LoadedRun:
+def load_run(run: str | Path, device: str = "auto", bank_storage: str = "resident") -> LoadedRun:
     """Load the last checkpoint of a run onto "auto" (a GPU where there is one), "cpu" or "cuda".
 
+    bank_storage: where its tables are, see `MeanbankForCausalLM.from_pretrained`.
     Raises ValueError when the folder is not a run or holds no checkpoint yet.
     """
     run = Path(run)
@@ -179,24 +181,28 @@ def load_run(run: str | Path, device: str = "auto") -> LoadedRun:
     if not found:
         raise ValueError(f"{run} holds no checkpoint yet; train it, or go on with --resume")
     with damage_told(found[-1]):
-        model = MeanbankForCausalLM.from_pretrained(found[-1], local_files_only=True)
+        model = MeanbankForCausalLM.from_pretrained(
+            found[-1], local_files_only=True, bank_storage=bank_storage
+        )
     tokenizer = load_tokenizer(found[-1]) if (found[-1] / TOKENIZER).is_file() else None
     info = run_info(run)
     step = int(found[-1].name.split("-")[1])
     model.to(choose_device(device))  # pyright: ignore[reportArgumentType]
-    return LoadedRun(run, config, model.eval(), tokenizer, info, step)
+    return LoadedRun(run, config, model.eval(), tokenizer, info, step, bank_storage)
 
 
 def load_model(
-    folder: str | Path, device: str = "auto"
+    folder: str | Path, device: str = "auto", bank_storage: str = "resident"
 ) -> tuple[MeanbankForCausalLM, Tokenizer | None]:
     """The model and tokenizer of a run, see `load_run`, or of a plain Hugging Face folder."""
     folder = Path(folder)
     if not (folder / "config.json").is_file() or (folder / TRAINER).is_file():
-        loaded = load_run(folder, device)
+        loaded = load_run(folder, device, bank_storage)
         return loaded.model, loaded.tokenizer
     with damage_told(folder):
-        model = MeanbankForCausalLM.from_pretrained(folder, local_files_only=True)
+        model = MeanbankForCausalLM.from_pretrained(
+            folder, local_files_only=True, bank_storage=bank_storage
+        )
     model.to(choose_device(device))  # pyright: ignore[reportArgumentType]
     tokenizer = load_tokenizer(folder) if (folder / TOKENIZER).is_file() else None
     return model.eval(), tokenizer

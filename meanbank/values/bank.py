@@ -12,6 +12,7 @@ from meanbank.core.context import Context
 from meanbank.core.conventions import Conventions
 from meanbank.core.flops import Flops
 from meanbank.core.geometry import Geometry
+from meanbank.core.table import StoredTable, Table, look_up
 from meanbank.core.values import BankedValues
 from meanbank.values.base import Place, ValueSource, ValueSourceConfig, learned_or, restart, scaled
 
@@ -46,7 +47,7 @@ class BankValues(ValueSource):
 
     def __init__(self, config: Bank, geometry: Geometry, place: Place) -> None:
         super().__init__(geometry, place)
-        self.table = None
+        self.table: nn.Parameter | StoredTable | None = None
         if config.table == "own":
             self.table = nn.Parameter(torch.empty(place.vocabulary, geometry.value_width))
         self.scale = learned_or(1.0, config.scale != "fixed")
@@ -57,14 +58,14 @@ class BankValues(ValueSource):
     def initialize_table(self, inputs, draw, shared=None):
         """What a fresh W_V, dropped afterwards, makes of the inputs of step 0 (section 3)."""
         table = shared if self.table is None else self.table
-        if table is None or table.is_meta:  # has no numbers (yet)
+        if not isinstance(table, nn.Parameter) or table.is_meta:  # has no numbers of ours (yet)
             return
         if getattr(table, "_is_hf_initialized", False):  # loaded from a file
             return
         start = inputs()
         init.copy_(table, F.linear(start, draw(table.shape[1], start.shape[1]).to(start)))
 
-    def rows_of(self, context: Context) -> tuple[Tensor, Tensor]:
+    def rows_of(self, context: Context) -> tuple[Tensor, Table]:
         """Token ids (B, T) and the table that they index."""
         table = context.shared_table if self.table is None else self.table
         assert context.token_ids is not None  # the model has refused embeddings alone
@@ -77,7 +78,7 @@ class BankValues(ValueSource):
         return BankedValues(token_ids, table, self.scale, heads, sparse), None
 
     def publish(self, x: Tensor, start: Tensor, context: Context) -> Tensor:
-        rows = F.embedding(*self.rows_of(context), sparse=self.sparse_gradients)
+        rows = look_up(*self.rows_of(context), self.sparse_gradients)
         return scaled(rows, self.scale)
 
     def forward_flops(self, tokens: int) -> Flops:

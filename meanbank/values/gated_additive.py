@@ -5,7 +5,6 @@ import dataclasses
 from typing import ClassVar
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import initialization as init
 
@@ -13,6 +12,7 @@ from meanbank.core.context import Context
 from meanbank.core.conventions import Conventions
 from meanbank.core.flops import Flops, linear_flops
 from meanbank.core.geometry import Geometry, split_heads
+from meanbank.core.table import StoredTable, look_up
 from meanbank.core.values import DenseValues
 from meanbank.values.base import Place, ValueSource, ValueSourceConfig
 from meanbank.values.projected import Projected
@@ -48,14 +48,16 @@ class GatedAdditiveValues(ValueSource):
     def __init__(self, config: GatedAdditive, geometry: Geometry, place: Place) -> None:
         super().__init__(geometry, place)
         self.contextual = config.contextual.build(geometry, place.of_part())
-        self.table = nn.Parameter(torch.empty(place.vocabulary, geometry.value_width))
+        table = torch.empty(place.vocabulary, geometry.value_width)
+        self.table: nn.Parameter | StoredTable = nn.Parameter(table)
         channels = min(GATE_CHANNELS, geometry.hidden_size)
         self.gate = nn.Linear(channels, geometry.num_kv_heads, bias=False)
 
     def initialize(self, ratio: float) -> None:
         self.contextual.initialize(ratio)
         bound = (3 / self.geometry.hidden_size) ** 0.5
-        init.uniform_(self.table, -bound, bound)
+        if isinstance(self.table, nn.Parameter):
+            init.uniform_(self.table, -bound, bound)
         init.uniform_(self.gate.weight, 0.0, 0.02)
 
     def forward(self, x, start, context, state):
@@ -75,7 +77,7 @@ class GatedAdditiveValues(ValueSource):
     def _added(self, x: Tensor, context: Context) -> Tensor:
         assert context.token_ids is not None  # the model has refused embeddings alone
         gate = LARGEST_GATE * torch.sigmoid(self.gate(x[..., : self.gate.in_features]))
-        rows = F.embedding(context.token_ids, self.table, sparse=self.sparse_gradients)
+        rows = look_up(context.token_ids, self.table, self.sparse_gradients)
         return (gate[..., None] * rows.unflatten(-1, (gate.shape[-1], -1))).flatten(2)
 
     def check_state(self, state, batch):

@@ -42,12 +42,12 @@ FIELDS = {
 @pytest.fixture(autouse=True)
 def small_ceilings(monkeypatch):
     """Ceilings of tiny work, and no repetitions for the clock's sake."""
-    from meanbank.benchmarks import bank, ceilings, kvm, model, soak, timing, trajectory
+    from meanbank.benchmarks import bank, ceilings, kvm, model, soak, tables, timing, trajectory
 
     def probes(machine, dtype):
         return ceilings.probes(machine, dtype, side=8, nbytes=4096)
 
-    for module in (bank, kvm, model, soak, trajectory):
+    for module in (bank, kvm, model, soak, tables, trajectory):
         monkeypatch.setattr(module, "probes", probes)
     monkeypatch.setitem(timing.alternate.__kwdefaults__, "least_seconds", 0.0)
     monkeypatch.setattr("meanbank.benchmarks.full_decode.TRIAL_BYTES", 2**12)
@@ -175,9 +175,27 @@ def test_soak(tmp_path, capsys):
     assert "A long text, 8 tokens at a time" in capsys.readouterr().out
 
 
+def test_tables(tmp_path, capsys):
+    path, rounds = tmp_path / "tables.jsonl", ("--rounds", "1", "--prompt", "5", "--decoded", "2")
+    sizes = ("--vocabulary", "40", "--hidden-size", "16", "--layers", "3", "--heads", "2")
+    common = ("--json", str(path), "--out", str(tmp_path / "out"), "--value-head-dim", "4")
+    assert run("tables", *rounds, *sizes, *common) == 0
+    records = {record["arm"]: record for record in lines(path)}
+    assert list(records) == ["resident", "mmap", "mmap-unfetched", "int8", "int8-mmap"]
+    assert all(record.keys() >= FIELDS - {"ratio_to_sdpa"} for record in records.values())
+    assert records["mmap"]["table_bytes"] == 2 * 40 * 8 * 4
+    assert records["int8-mmap"]["table_bytes"] == 2 * 40 * (8 + 2 * 4)
+    assert all(record["warm_seconds"] > 0 for record in records.values())
+    capsys.readouterr()
+    assert run("show", str(path)) == 0
+    assert "int8 rows of a mapped file" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
+        (["tables", "--arms", "mmapped"], "unknown arm 'mmapped'; choose one of mmap"),
+        (["tables", "--rounds", "0"], "rounds must be positive"),
         (["soak", "--piece", "0"], "piece must be positive"),
         (["soak", "--dtype", "int8"], "unknown dtype 'int8'; choose one of"),
         (["kvm", "--lengths", "512.."], "is not a positive number of tokens"),

@@ -37,6 +37,11 @@ def test_train_evaluate_generate(config_file, tmp_path, capsys, monkeypatch):
         assert result["task"] == task
         assert result["produced_by"]["seed"] == 3
         assert result["step"] == 4
+    assert run("evaluate", str(out), "--task", "bpb", "--bank-storage", "mmap") == 0
+    files = (out / "evaluations" / f"{name}.json" for name in ("bpb", "bpb-mmap"))
+    bpb, mapped = (json.loads(file.read_text()) for file in files)
+    assert mapped["bank_storage"] == "mmap"
+    assert mapped["results"] == bpb["results"]
     assert run("evaluate", str(out), "--task", "position-loss", "--multiple", "2") == 0
     result = json.loads((out / "evaluations" / "position-loss.json").read_text())["results"]
     assert result["length"] == 64
