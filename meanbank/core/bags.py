@@ -18,7 +18,7 @@ def sums_of_rows(table: Tensor, rows: Tensor, weights: Tensor) -> Tensor:
         table.detach(),  # what a gradient would need is made for any parameter otherwise
         numbers(rows.numel() // count, rows.device) * count,
         mode="sum",
-        per_sample_weights=weights.reshape(-1),
+        per_sample_weights=weights.detach().reshape(-1),
     )
     return sums.view(*shape, table.shape[1])
 
