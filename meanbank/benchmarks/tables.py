@@ -131,7 +131,10 @@ class TablesBenchmark:
         generator = torch.Generator().manual_seed(SEED + number)
         ids = torch.randint(self.vocabulary, (1, self.prompt), generator=generator)
         ids = ids.to(self.machine.device)
+        start = disk_bytes()
         first, _ = self._call(model, ids)
+        stop = disk_bytes()
+        read = None if start is None or stop is None else stop - start
         again, cache = self._call(model, ids)
         after = resident_bytes()
         held = None if before is None or after is None else after - before
@@ -139,7 +142,7 @@ class TablesBenchmark:
         work = ModelBenchmark(sizes=ModelSizes(chunk_size=512)).work(
             model, "decode", self.prompt, cache.nbytes()
         )
-        return Look(first if forgotten else None, again, held, cpu, wall, work)
+        return Look(first if forgotten else None, again, read, held, cpu, wall, work)
 
     @torch.inference_mode()
     def _call(self, model: MeanbankForCausalLM, ids: Tensor) -> tuple[float, MeanbankCache]:
@@ -170,6 +173,7 @@ class TablesBenchmark:
         extra = {
             "tokens_per_second": 1 / timing.seconds(self.machine.clock),
             "table_bytes": table_bytes,
+            "read_bytes": _median([look.read for look in looks]),
             "resident_bytes": _median([look.held for look in looks]),
             "cold_seconds": _median([look.first for look in looks]),
             "warm_seconds": _median([look.again for look in looks]),
@@ -183,11 +187,12 @@ class TablesBenchmark:
 @dataclasses.dataclass(frozen=True)
 class Look:
     """One turn of an arm: wall seconds of the first call (None where the system cannot forget
-    pages) and of the same again, bytes in memory since before the model was loaded, CPU and wall
-    seconds a decoded token."""
+    pages) and of the same again, bytes that the first had to read from the disk, bytes in memory
+    since before the model was loaded, CPU and wall seconds a decoded token."""
 
     first: float | None
     again: float
+    read: int | None
     held: int | None
     cpu: float
     wall: float
@@ -211,6 +216,15 @@ def read_other_weights(model: MeanbankForCausalLM) -> None:
     for name, parameter in model.named_parameters():
         if name.rpartition(".")[2] not in tables:
             parameter.data = parameter.data.clone()
+
+
+def disk_bytes() -> int | None:
+    """What the process has had read from disks so far; None where the system does not tell."""
+    try:
+        lines = Path("/proc/self/io").read_text(encoding="ascii").splitlines()
+    except OSError:
+        return None
+    return next(int(line.split()[1]) for line in lines if line.startswith("read_bytes"))
 
 
 def _median(values: list[Any]) -> Any:

@@ -4,6 +4,7 @@ import dataclasses
 import json
 import mmap
 import warnings
+from collections.abc import Collection
 from pathlib import Path
 
 import torch
@@ -19,6 +20,7 @@ DTYPES = {
     "F16": torch.float16,
     "I8": torch.int8,
 }
+FLOATING = ("F64", "F32", "BF16", "F16")
 CAN_ADVISE = hasattr(mmap.mmap, "madvise")  # not on Windows
 
 
@@ -76,13 +78,16 @@ class MappedFile:
         except (OSError, SafetensorError, ValueError) as error:
             raise BankStorageError(f"cannot map {self.path}: {one_line(error)}") from error
 
-    def tensor(self, name: str, shape: tuple[int, int]) -> Mapped:
-        """A tensor of that shape; BankStorageError where it is something else."""
+    def tensor(self, name: str, shape: tuple[int, int], dtypes: Collection[str]) -> Mapped:
+        """A tensor of that shape and one of these dtypes, by their names in the file.
+
+        Raises BankStorageError where it is something else.
+        """
         entry = self.header[name]
-        found, dtype = tuple(entry["shape"]), DTYPES.get(entry["dtype"])
-        if found != shape or dtype is None:
+        found, dtype = tuple(entry["shape"]), entry["dtype"]
+        if found != shape or dtype not in dtypes:
             raise BankStorageError(
-                f"{name} in {self.path} is {entry['dtype']} of shape {found}, not a table of "
+                f"{name} in {self.path} is {dtype} of shape {found}, not {' or '.join(dtypes)} of "
                 f"shape {shape}"
             )
         offset = self.start + entry["data_offsets"][0]
@@ -90,6 +95,6 @@ class MappedFile:
             # read-only is what is wanted, and nothing here writes to it
             warnings.filterwarnings("ignore", message="The given buffer is not writable")
             flat = torch.frombuffer(
-                self.pages, dtype=dtype, count=shape[0] * shape[1], offset=offset
+                self.pages, dtype=DTYPES[dtype], count=shape[0] * shape[1], offset=offset
             )
         return Mapped(self.path, flat.view(shape), self.pages, offset)

@@ -23,6 +23,8 @@ class StoredTable(nn.Module, abc.ABC):
     itself stays where it is. `state_dict` has it, `load_state_dict` cannot change it.
     """
 
+    _is_hf_initialized = True  # start values leave it alone
+
     def __init__(self, parts: Sequence[Tensor | Mapped], dtype: torch.dtype) -> None:
         super().__init__()
         self.mapped = tuple(part for part in parts if isinstance(part, Mapped))

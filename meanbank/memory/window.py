@@ -88,8 +88,12 @@ class WindowMemory(Memory):
             key = torch.cat([state.key.to(key.dtype), key], dim=2)
             values = values.after(state.values)
         since = span.seen - held
-        if span.length == 1 and not held and not torch.is_grad_enabled():
-            output = attention_of_one(query, key, values)  # that token sees all that is kept
+        if span.length == 1 and not torch.is_grad_enabled():
+            visible = key, values
+            if held:  # more is at hand than the token sees
+                index = kept_of(self.window, since, span.seen, span.total).to(key.device)
+                visible = key.index_select(2, index), values.standing_for(values.stored(index))
+            output = attention_of_one(query, *visible)
         else:
             dense = values.dense().to(query.dtype)
             output = window_attention(query, key, dense, self.window, span.seen, since)

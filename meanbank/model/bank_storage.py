@@ -8,7 +8,7 @@ inference.
 
 import contextlib
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextvars import ContextVar
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from meanbank.core.config import choose
 from meanbank.core.errors import BankStorageError
-from meanbank.core.mapped_file import Mapped, MappedFile
+from meanbank.core.mapped_file import FLOATING, Mapped, MappedFile
 from meanbank.core.table import PARTS, FloatTable, Int8Table, StoredTable, quantized
 from meanbank.model.roles import Role, role_of
 
@@ -117,8 +117,7 @@ def _own(name: str) -> str:
 
 def _slots(model: nn.Module) -> Iterator[Slot]:
     for name, parameter in model.named_parameters():
-        whole = name if name.startswith("lm_head") else f"model.{_own(name)}"
-        if role_of(whole, parameter) is Role.TABLE:
+        if name.endswith("table") and role_of(f"model.{_own(name)}", parameter) is Role.TABLE:
             path, _, attribute = name.rpartition(".")
             yield Slot(name, model.get_submodule(path), attribute, parameter)
 
@@ -149,14 +148,14 @@ def _stored(choice: str, slot: Slot, files: Files, heads: int) -> StoredTable:
     """The table of one place."""
     name, dtype, (vocabulary, width) = _own(slot.name), slot.parameter.dtype, slot.parameter.shape
 
-    def mapped(name: str, columns: int) -> Mapped:
+    def mapped(name: str, columns: int, dtypes: Collection[str] = FLOATING) -> Mapped:
         if name not in files:
             raise BankStorageError(f"the files of the model have no {name}")
         file, there = files[name]
-        return file.tensor(there, (vocabulary, columns))
+        return file.tensor(there, (vocabulary, columns), dtypes)
 
     if name + PARTS[0] in files:
-        parts = [mapped(name + PARTS[0], width), mapped(name + PARTS[1], heads)]
+        parts = [mapped(name + PARTS[0], width, ["I8"]), mapped(name + PARTS[1], heads, ["F32"])]
         if choice == "int8":
             return Int8Table([part.tensor.clone() for part in parts], dtype)
         return Int8Table(parts, dtype)

@@ -10,7 +10,6 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 
 from meanbank.core.context import Context
 from meanbank.core.state import State, check_tensors
-from meanbank.core.table import Table
 from meanbank.core.tail import Tail, check_tail, tail_like, tail_nbytes
 from meanbank.model.attention import SoftmaxAttention
 from meanbank.model.config import MeanbankConfig
@@ -80,7 +79,7 @@ class Block(GradientCheckpointingLayer):
         self,
         x0: Callable[[], Tensor],
         draw: Callable[[int, int], Tensor],
-        shared: Table | None,
+        shared: nn.Parameter | None,
     ) -> None:
         """Fill a table over token ids from x0 of every token id alone (vocabulary, hidden_size)."""
         self.attention.initialize_table(lambda: self.attention_norm(x0()), draw, shared)

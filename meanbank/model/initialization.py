@@ -10,7 +10,6 @@ import torch
 from torch import Tensor, nn
 from transformers import initialization as init
 
-from meanbank.core.table import Table
 from meanbank.model.backbone import StartValues, Stem, default_linear
 from meanbank.model.block import Block
 
@@ -30,7 +29,7 @@ def initialize_backbone(
     stem: Stem,
     blocks: Sequence[Block],
     final_norm: nn.Module,
-    shared_table: Table | None,
+    shared_table: nn.Parameter | None,
 ) -> None:
     """Embedding, norms and blocks; tables last, from the final start values of the embedding."""
     start.embedding(embedding.weight)

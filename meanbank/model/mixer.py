@@ -11,7 +11,6 @@ from meanbank.core.context import Context
 from meanbank.core.flops import Flops
 from meanbank.core.geometry import Geometry
 from meanbank.core.state import State
-from meanbank.core.table import Table
 from meanbank.model.backbone import Backbone
 from meanbank.model.plan import LayerPlan
 from meanbank.values import Place, ValueSource
@@ -86,7 +85,7 @@ class Mixer(nn.Module, abc.ABC):
         self,
         inputs: Callable[[], Tensor],
         draw: Callable[[int, int], Tensor],
-        shared: Table | None,
+        shared: nn.Parameter | None,
     ) -> None:
         """Start values of a table over token ids, see `ValueSource.initialize_table`."""
         self.values.initialize_table(inputs, draw, shared)

@@ -154,7 +154,7 @@ class MeanbankModel(MeanbankPreTrainedModel):
         self.stem = config.backbone_parts.stem(config.hidden_size)
         self.layers = make_blocks(config)
         self.norm = config.backbone_parts.norm(config.hidden_size)
-        self.shared_table: nn.Parameter | StoredTable | None = None
+        self.shared_table = None
         if config.has_shared_table:
             assert config.num_key_value_heads and config.value_head_dim  # filled in
             width = config.num_key_value_heads * config.value_head_dim

@@ -290,7 +290,7 @@ def _soak_table(dtype: str, found: Sequence[Record]) -> Table:
 def _tables_table(dtype: str, found: Sequence[Record]) -> Table:
     rows = []
     for record in found:
-        sizes = (record[f"{name}_bytes"] for name in ("table", "resident"))
+        sizes = (record[f"{name}_bytes"] for name in ("table", "resident", "read"))
         shown = (DASH if size is None else binary_size(size) for size in sizes)
         calls = (seconds(record[f"{name}_seconds"]) for name in ("cold", "warm"))
         cells = (label(record), *shown, *calls, rate(record["tokens_per_second"]))
@@ -299,10 +299,11 @@ def _tables_table(dtype: str, found: Sequence[Record]) -> Table:
         title=f"Tables over token ids, {dtype}",
         meaning=(
             "Resident: memory of the process since before the model was loaded, pages of the file "
-            f"that it has read included. First: a call of {found[0]['length']} tokens once the "
-            "system has forgotten the file; again: the same call. Both are wall time.",
+            "that it has mapped included. First: a call of "
+            f"{found[0]['length']} tokens once the system has forgotten the file, and read, what "
+            "it had to get from the disk; again: the same call. Both are wall time.",
         ),
-        columns=("Tables", "In file", "Resident", "First", "Again", "Decode\ntok/s"),
+        columns=("Tables", "In file", "Resident", "Read", "First", "Again", "Decode\ntok/s"),
         rows=tuple(rows),
     )
 

@@ -12,7 +12,7 @@ from meanbank.core.context import Context
 from meanbank.core.conventions import Conventions
 from meanbank.core.flops import Flops
 from meanbank.core.geometry import Geometry
-from meanbank.core.table import StoredTable, Table, look_up
+from meanbank.core.table import Table, look_up
 from meanbank.core.values import BankedValues
 from meanbank.values.base import Place, ValueSource, ValueSourceConfig, learned_or, restart, scaled
 
@@ -47,7 +47,7 @@ class BankValues(ValueSource):
 
     def __init__(self, config: Bank, geometry: Geometry, place: Place) -> None:
         super().__init__(geometry, place)
-        self.table: nn.Parameter | StoredTable | None = None
+        self.table = None
         if config.table == "own":
             self.table = nn.Parameter(torch.empty(place.vocabulary, geometry.value_width))
         self.scale = learned_or(1.0, config.scale != "fixed")
@@ -58,9 +58,9 @@ class BankValues(ValueSource):
     def initialize_table(self, inputs, draw, shared=None):
         """What a fresh W_V, dropped afterwards, makes of the inputs of step 0 (section 3)."""
         table = shared if self.table is None else self.table
-        if not isinstance(table, nn.Parameter) or table.is_meta:  # has no numbers of ours (yet)
-            return
         if getattr(table, "_is_hf_initialized", False):  # loaded from a file
+            return
+        if table is None or table.is_meta:  # has no numbers (yet)
             return
         start = inputs()
         init.copy_(table, F.linear(start, draw(table.shape[1], start.shape[1]).to(start)))

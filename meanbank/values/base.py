@@ -15,7 +15,6 @@ from meanbank.core.conventions import Conventions
 from meanbank.core.flops import Flops
 from meanbank.core.geometry import Geometry
 from meanbank.core.state import State
-from meanbank.core.table import Table
 from meanbank.core.tail import tail_like
 from meanbank.core.values import Values
 
@@ -126,7 +125,7 @@ class ValueSource(nn.Module, abc.ABC):
         self,
         inputs: Callable[[], Tensor],
         draw: Callable[[int, int], Tensor],
-        shared: Table | None = None,
+        shared: nn.Parameter | None = None,
     ) -> None:
         """Start values of a table over token ids, if it has one.
 

@@ -12,7 +12,7 @@ from meanbank.core.context import Context
 from meanbank.core.conventions import Conventions
 from meanbank.core.flops import Flops, linear_flops
 from meanbank.core.geometry import Geometry, split_heads
-from meanbank.core.table import StoredTable, look_up
+from meanbank.core.table import look_up
 from meanbank.core.values import DenseValues
 from meanbank.values.base import Place, ValueSource, ValueSourceConfig
 from meanbank.values.projected import Projected
@@ -48,16 +48,14 @@ class GatedAdditiveValues(ValueSource):
     def __init__(self, config: GatedAdditive, geometry: Geometry, place: Place) -> None:
         super().__init__(geometry, place)
         self.contextual = config.contextual.build(geometry, place.of_part())
-        table = torch.empty(place.vocabulary, geometry.value_width)
-        self.table: nn.Parameter | StoredTable = nn.Parameter(table)
+        self.table = nn.Parameter(torch.empty(place.vocabulary, geometry.value_width))
         channels = min(GATE_CHANNELS, geometry.hidden_size)
         self.gate = nn.Linear(channels, geometry.num_kv_heads, bias=False)
 
     def initialize(self, ratio: float) -> None:
         self.contextual.initialize(ratio)
         bound = (3 / self.geometry.hidden_size) ** 0.5
-        if isinstance(self.table, nn.Parameter):
-            init.uniform_(self.table, -bound, bound)
+        init.uniform_(self.table, -bound, bound)
         init.uniform_(self.gate.weight, 0.0, 0.02)
 
     def forward(self, x, start, context, state):

@@ -263,8 +263,8 @@ DAMAGES = {
     "no table": (lambda path: change(path, TABLE, {}), r"have no layers\.1.*\.table"),
     "shape": (lambda path: change(path, TABLE, {TABLE: torch.ones(3, 12)}), r"shape \(40, 12\)"),
     "dtype": (
-        lambda path: change(path, TABLE, {TABLE: torch.ones(40, 12, dtype=torch.int64)}),
-        "is I64 of shape",
+        lambda path: change(path, TABLE, {TABLE: torch.ones(40, 12, dtype=torch.int8)}),
+        "is I8 of shape",
     ),
     "half int8": (
         lambda path: change(path, TABLE, {TABLE + ".rows": torch.ones(40, 12).to(torch.int8)}),
