@@ -1,5 +1,7 @@
 """The fused KVM backend against the reference: numbers, choices, gradients, and what it holds."""
 
+import math
+
 import pytest
 import torch
 from hypothesis import given
@@ -20,9 +22,9 @@ SEQUENCES = ("query", "key", "value", "merge_gate")
 LARGE = {"rotary_dim": 32, "chunk_size": 16, "budget": lambda seen: 3 * seen**0.5}
 
 
-def run(backend, arguments, settings, splits):
+def run(backend, arguments, settings, splits, memory=None):
     """Outputs, the last memory and the trace of a sequence in calls of those lengths."""
-    memory, outputs, trace, start = None, [], [], 0
+    outputs, trace, start = [], [], 0
     for length in splits:
         part = {
             n: t[:, :, start : start + length] if n in SEQUENCES else t
@@ -149,6 +151,59 @@ def test_compressed_keys_are_the_keys(stored_rotary):
     names = ("norm_weight", "norm_bias")
     reference = KVMWeights(weight, bias, *(torch.ones(1) for _ in names))
     assert torch.allclose(whole.normalised(sums(whole)), reference.norm(sums(whole)))
+
+
+@hypothesis_settings(max_examples=100)
+@given(
+    sizes=SIZES,
+    settings=SETTINGS,
+    splits=st.lists(st.integers(1, 24), min_size=2, max_size=5),
+    other_weights=st.booleans(),
+)
+@torch.no_grad()
+def test_it_goes_on_from_any_memory_without_gradients(sizes, settings, splits, other_weights):
+    """Its own, or the reference's, be it made with the weights at hand or with others."""
+    sizes = dict(sizes)
+    heads = sizes.pop("group") * sizes["kv_heads"]
+    arguments = inputs(sum(splits), heads=heads, **sizes)
+    first, rest = splits[0], splits[1:]
+    begin = {n: t[:, :, :first] if n in SEQUENCES else t for n, t in arguments.items()}
+    if other_weights:
+        for name in ("norm_weight", "norm_bias"):
+            begin[name] = torch.randn_like(begin[name])
+    later = {n: t[:, :, first:] if n in SEQUENCES else t for n, t in arguments.items()}
+    for maker in ("fused", "reference"):
+        _, start = kvm_attention(**begin, **settings, return_memory=True, backend=maker)
+        (output, memory, trace), (expected, theirs, their_trace) = (
+            run(b, later, settings, rest, start) for b in ("fused", "reference")
+        )
+        assert (output - expected).abs().max() <= 1e-10
+        for our, their in zip(memory.tensors(), theirs.tensors(), strict=True):
+            assert (our - their).abs().max() <= 1e-10
+        same_choices(trace, their_trace)
+
+
+@pytest.mark.parametrize("bias", ["some", "none"])
+@pytest.mark.parametrize("stored_rotary", ["zeroed", "zeroed_again"])
+def test_sums_of_whole_keys_are_packed_if_they_can_be(stored_rotary, bias):
+    weight, other = 1 + 0.3 * torch.randn(2, 16)
+    options = KVMOptions(rotary_dim=8, budget=lambda seen: 1, stored_rotary=stored_rotary)
+    keys = CompressedKeys(weight, torch.randn(16) * (bias == "some"), options)
+    stored = keys.stored(torch.randn(2, 300, 16))
+    rows = keys.whole(torch.stack([stored.cumsum(dim=1)[:, 99], stored.sum(dim=1)], dim=1))
+    packed = keys.packed(rows)
+    assert packed is not None
+    assert (keys.whole(packed) - rows).abs().max() <= 1e-6 * rows.abs().max()
+    with_nan = rows.clone()
+    with_nan[0, 0] = math.nan  # tells nothing of the others
+    again = keys.packed(with_nan)
+    assert again is not None
+    assert torch.equal(again[1], packed[1])
+    rows[1, 1, 3] += 1e-3 * rows[1, 1].abs().max()
+    assert keys.packed(rows) is None
+    assert CompressedKeys(other, keys.bias, options).packed(with_nan) is None or (
+        stored_rotary == "zeroed_again"
+    )
 
 
 @pytest.mark.parametrize("stored_rotary", ["zeroed", "zeroed_again"])

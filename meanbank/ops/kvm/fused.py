@@ -46,7 +46,6 @@ def kvm_attention_fused(
     dtype = torch.promote_types(key.dtype, value.dtype)
     if options.read_key == "raw":  # never in half precision: a sum grows with its writes
         dtype = accumulator_dtype(dtype)
-    call = Call(options, steps, dtype, carried=rows is not None)
     operands = Operands(
         query.to(dtype),
         key.to(dtype),
@@ -55,7 +54,10 @@ def kvm_attention_fused(
         *(getattr(weights, field.name) for field in dataclasses.fields(weights)),
         *_by_head(rows, dtype),
     )
-    if torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in operands):
+    learns = torch.is_grad_enabled()
+    learns = learns and any(x is not None and x.requires_grad for x in operands)
+    call = Call(options, steps, dtype, carried=rows is not None, learns=learns)
+    if learns:
         output, *new = FusedKVM.apply(call, trace, *operands)
     else:
         output, changed, _ = forward(Pass(call, operands), trace, recording=False)

@@ -18,7 +18,7 @@ from meanbank.core.derived import derived
 from meanbank.core.precision import accumulator_dtype
 from meanbank.core.room import appended
 from meanbank.ops.kvm.common import KVMWeights, resumed
-from meanbank.ops.kvm.fused_keys import WholeKeys
+from meanbank.ops.kvm.fused_keys import CompressedKeys, make_keys
 from meanbank.ops.kvm.fused_memory import PreparedRows
 from meanbank.ops.kvm.memory import KVMMemory, KVMRows
 from meanbank.ops.kvm.options import KVMOptions
@@ -61,13 +61,15 @@ def kvm_attention_of_one(
     scores = [_scores(_scaled(query, weights.window_temperature).reshape(grouped), _tiles(key))]
     parts = [value.flatten(0, 1)]
     if rows is not None:
-        row_keys, row_values = derived(
+        row_keys, row_values, *maps = derived(
             rows,
             (query.dtype, options.read_key, options.value_scale),
             (weights.norm_weight, weights.norm_bias),
             lambda: _prepared(rows, weights, options, query.dtype),
         )
         far = _scaled(query, weights.state_temperature).reshape(grouped)
+        for matrix in maps:
+            far = far @ matrix
         scores.insert(0, _scores(far, row_keys)[..., : rows.count])
         parts.insert(0, row_values)
     counts = [x.shape[-1] for x in scores]
@@ -87,19 +89,24 @@ def _scaled(query: Tensor, temperature: Tensor) -> Tensor:
 
 def _prepared(
     rows: KVMRows, weights: KVMWeights, options: KVMOptions, dtype: torch.dtype
-) -> tuple[Tensor, Tensor]:
-    """What queries meet of rows, laid out to be streamed: see `_scores` and `_weighted_sum`."""
+) -> tuple[Tensor, ...]:
+    """What queries meet of rows, laid out to be streamed: see `_scores` and `_weighted_sum`.
+
+    Where keys are compressed, also the matrix (Dk, P) that maps queries to what meets them.
+    """
     key, value, scale = (x.flatten(0, 1) for x in rows.tensors())
-    norm = WholeKeys(weights.norm_weight.to(key.dtype), weights.norm_bias.to(key.dtype), options)
-    read = PreparedRows.of((key, value, scale), norm, options, dtype)
+    form, key = make_keys(weights.norm_weight, weights.norm_bias, options, dtype, key)
+    assert key is not None
+    read = PreparedRows.of((key, value, scale), form, options, dtype)
+    maps = [form.maps.queries.to(dtype)] if isinstance(form, CompressedKeys) else []
     keys, values = read.keys[:, None], read.values
     if _by_bags(keys):
         padded = F.pad(keys, (0, 0, 0, -rows.count % TILE))
         keys = padded.unflatten(2, (-1, TILE)).squeeze(1).mT
     if _by_products(values):
         values = values.mT.clone(memory_format=torch.contiguous_format)  # strides say so, too
-        return keys.contiguous(), values.mT
-    return keys.contiguous(), values.contiguous()
+        return keys.contiguous(), values.mT, *maps
+    return keys.contiguous(), values.contiguous(), *maps
 
 
 def _by_bags(x: Tensor) -> bool:

@@ -41,12 +41,19 @@ class Operands(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Call:
-    """What a call does that is not in its tensors."""
+    """What a call does that is not in its tensors; learns: whether there will be gradients."""
 
     options: KVMOptions
     steps: list[Step]
     dtype: torch.dtype
     carried: bool
+    learns: bool
+
+    @property
+    def compressed(self) -> bool:
+        """Whether keys may be: not for gradients of rows that are carried in, nor where a memory
+        that begins is hardly used."""
+        return not self.learns if self.carried else self.updates > 1
 
     @property
     def updates(self) -> int:
@@ -70,9 +77,13 @@ class Pass:
         self.dtype, self.precise = call.dtype, accumulator_dtype(call.dtype)
         query, key = operands.query, operands.key
         self.heads, self.kv_heads = query.shape[:2], key.shape[:2]
-        fresh_updates = 0 if call.carried else call.updates
-        self.keys = make_keys(
-            operands.norm_weight, operands.norm_bias, call.options, call.dtype, fresh_updates
+        self.keys, self.row_key = make_keys(
+            operands.norm_weight,
+            operands.norm_bias,
+            call.options,
+            call.dtype,
+            operands.row_key,
+            compressed=call.compressed,
         )
         self.near = ScaledQueries(self._scale(operands.window_temperature))
         self.far = self.keys.reader(self._scale(operands.state_temperature), call.dtype)
@@ -202,9 +213,9 @@ def begin(run: Pass, recording: bool) -> tuple[WorkingMemory | None, PreparedRow
     """The memory in front of the first step, to be written, or only to be read."""
     operands = run.operands
     rows: Rows | None = None
-    if operands.row_key is not None:
+    if run.row_key is not None:
         assert operands.row_value is not None and operands.row_scale is not None
-        rows = (operands.row_key, operands.row_value, operands.row_scale)
+        rows = (run.row_key, operands.row_value, operands.row_scale)
     if run.updates or (recording and rows is not None):
         sizes = (math.prod(run.kv_heads), run.capacity, operands.value.shape[-1])
         return WorkingMemory.begin(run.keys, run.options, run.dtype, sizes, rows), None

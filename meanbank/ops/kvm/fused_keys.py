@@ -21,6 +21,7 @@ from meanbank.core.precision import accumulator_dtype
 from meanbank.ops.kvm.common import NORM_EPSILON, position_free
 from meanbank.ops.kvm.options import KVMOptions
 
+ROUNDING = 64  # times the precision: what sums may be off, of their norm
 NO_AFFINE = [True, False, False]  # gradients that a layer norm without parameters has
 
 
@@ -248,6 +249,23 @@ class CompressedKeys:
         square = free.square().sum(dim=-1) + _form(rest, self.basis_gram)
         return square.sqrt()
 
+    def packed(self, rows: Tensor) -> Tensor | None:
+        """Sums (N, M, Dk) of whole keys as rows (N, M, R); None if they are other sums.
+
+        They are others where their rotary channels are no multiples of the basis but for rounding:
+        after other weights, for example.
+        """
+        rotary, free = rows.tensor_split([self.options.rotary_dim], dim=-1)
+        rest = rotary @ torch.linalg.pinv(self.maps.basis)
+        packed = torch.cat([free, rest], dim=-1)
+        if rows.is_meta:
+            return packed  # shapes stand for rows of the model's own
+        off = torch.baddbmm(rotary, rest, self.maps.basis.expand(len(rows), -1, -1), beta=-1)
+        noise = ROUNDING * torch.finfo(rows.dtype).eps * torch.linalg.vector_norm(rows, dim=-1)
+        # NaN does not differ: one sequence's leaves the others as they are
+        differ = torch.linalg.vector_norm(off, dim=-1) > noise
+        return None if bool(differ.any()) else packed
+
     def tokens(self, stored: Tensor) -> Tensor:
         return stored @ self.token_map[None]
 
@@ -331,21 +349,30 @@ Keys = WholeKeys | CompressedKeys
 
 
 def make_keys(
-    weight: Tensor, bias: Tensor, options: KVMOptions, dtype: torch.dtype, updates: int
-) -> Keys:
-    """The form of memory keys for a call that reads in `dtype` and writes a fresh memory.
+    weight: Tensor,
+    bias: Tensor,
+    options: KVMOptions,
+    dtype: torch.dtype,
+    rows: Tensor | None = None,
+    *,
+    compressed: bool = True,
+) -> tuple[Keys, Tensor | None]:
+    """The form of memory keys for a call that reads in `dtype`, and its rows in that form.
 
-    updates: how often a memory that begins in this call is updated; 0 for one carried in.
+    rows: sums (N, M, Dk) of whole keys that are carried in, if any.
 
-    Compressed where that is exact and saves something: a memory begins in this call (rows that
-    were carried in may be any), is updated more than once (a single token at a time never gains),
-    from keys without their rotary channels, which are more than the numbers that stand for them;
-    queries meet its rows normalised, and in a dtype with the range of fp32, since the squares of
-    weights occur.
+    Compressed where that is exact and saves something, unless it is not wanted: keys are stored
+    without their rotary channels, which are more than the numbers that stand for them; queries meet
+    rows normalised, and in a dtype with the range of fp32, since the squares of weights occur; and
+    rows that are carried in are sums of such keys, see `CompressedKeys.packed`.
     """
     precise = accumulator_dtype(dtype)
     weight, bias = weight.to(precise), bias.to(precise)
     extra = {"zeroed": 4, "zeroed_again": 2}.get(options.stored_rotary)
     saves = extra is not None and options.rotary_dim > extra and options.read_key == "normalized"
-    kind = CompressedKeys if saves and updates > 1 and dtype != torch.float16 else WholeKeys
-    return kind(weight, bias, options)
+    if compressed and saves and dtype != torch.float16:
+        keys = CompressedKeys(weight, bias, options)
+        packed = None if rows is None else keys.packed(rows)
+        if rows is None or packed is not None:
+            return keys, packed
+    return WholeKeys(weight, bias, options), rows
