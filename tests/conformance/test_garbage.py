@@ -33,24 +33,29 @@ def no_tensors_left():
     assert left == []
 
 
-@pytest.mark.parametrize("memory", [*MEMORIES, "hybrid"])
-def test_reading(memory, tmp_path):
+def use(memory, path):
+    """Read, forget, look, save, take up again, select and join."""
     model, ids = small(memory), torch.arange(40).remainder(13).view(2, 20)
     mask = torch.ones_like(ids)
     mask[1, 15:] = 0
+    cache = recording(model, 4)
+    for start in range(0, 20, 5):
+        feed(model, cache, ids[:, start : start + 5])
+        feed(model, cache, ids[:, start : start + 1])
+    cache.crop(-3)
+    feed(model, cache, ids, attention_mask=mask)
+    assert cache.nbytes() and cache.describe()
+    cache.save(path, model)
+    cache.restore(path, model)
+    joined = MeanbankCache.join([cache.select([1]), cache.repeat(2)])
+    with batch_invariant():
+        feed(model, joined, ids[:1, :3].repeat(5, 1))
+
+
+def test_caches(tmp_path):
     with no_tensors_left():
-        cache = recording(model, 4)
-        for start in range(0, 20, 5):
-            feed(model, cache, ids[:, start : start + 5])
-            feed(model, cache, ids[:, start : start + 1])
-        cache.crop(-3)
-        feed(model, cache, ids, attention_mask=mask)
-        assert cache.nbytes() and cache.describe()
-        cache.save(tmp_path / "x.ctx", model)
-        cache.restore(tmp_path / "x.ctx", model)
-        joined = MeanbankCache.join([cache.select([1]), cache.repeat(2)])
-        with batch_invariant():
-            feed(model, joined, ids[:1, :3].repeat(5, 1))
+        for memory in [*MEMORIES, "hybrid"]:
+            use(memory, tmp_path / f"{memory}.ctx")
 
 
 def step(model, ids):
