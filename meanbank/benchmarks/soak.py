@@ -23,6 +23,7 @@ from meanbank.core.progress import progress
 from meanbank.model import MeanbankCache, MeanbankForCausalLM
 
 PAGE = 4096  # bytes
+WARM = 4  # pieces, after which the process has what it will have
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -80,7 +81,8 @@ class SoakBenchmark:
         generator = torch.Generator().manual_seed(SEED)
         cache, start, seen = model.model.new_cache(), 0, 0
         warm = model.model.new_cache()
-        self._read(model, warm, self._tokens(generator))
+        for _ in range(WARM):
+            self._read(model, warm, self._tokens(generator))
         warm.save(folder / "warm.ctx", model)  # what is imported for it is not the text's
         del warm
         for length in sorted(self.lengths):
