@@ -36,9 +36,27 @@ def sums_of_tokens(weights: Tensor, values: Tensor) -> Tensor:
     return sums_of_rows(table, rows.expand(-1, group, -1), weights)
 
 
+def sums_of_channels(query: Tensor, keys: Tensor) -> Tensor:
+    """query (N, G, W) on keys (N, M, W), whose channels stand one behind the other: (N, G, M).
+
+    They may be the first of more keys that there is room for.
+    """
+    heads, count, width = keys.shape
+    slots = keys.stride(2)
+    rows = numbers(heads * width, keys.device).view(heads, 1, width)
+    table = keys.as_strided((heads * width, slots), (slots, 1))
+    return sums_of_rows(table, rows.expand(-1, query.shape[1], -1), query)[..., :count]
+
+
 def suits(device: torch.device) -> bool:
     """Whether tensors of a device are best read so; those without data stand for a CPU's."""
     return device.type in ("cpu", "meta")
+
+
+def suits_keys(keys: Tensor) -> bool:
+    """Whether keys are best held with their channels first, and met by `sums_of_channels`: those in
+    half precision, whose products a CPU reads slowly."""
+    return suits(keys.device) and keys.itemsize < 4
 
 
 def numbers(count: int, device: torch.device) -> Tensor:

@@ -5,7 +5,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from meanbank.core.bags import numbers, sums_of_rows, sums_of_tokens
+from meanbank.core.bags import numbers, sums_of_channels, sums_of_rows, sums_of_tokens
 from meanbank.core.room import appended
 
 sizes = st.tuples(st.integers(1, 4), st.integers(1, 3), st.integers(1, 9), st.integers(1, 5))
@@ -31,6 +31,18 @@ def test_tokens_with_and_without_room(sizes, held):
         roomy = appended(values[:, :held], values[:, held:], 1, 16)
     for read in (values, roomy):
         assert (sums_of_tokens(weights, read) - weights @ values).abs().max() <= 1e-12
+
+
+@given(sizes, st.integers(0, 9))
+def test_channels_with_room(sizes, held):
+    heads, group, count, width = sizes
+    keys = torch.randn(1, heads, count, width, dtype=torch.float64)
+    query = torch.randn(heads, group, width, dtype=torch.float64)
+    held = min(held, count)
+    with torch.no_grad():
+        roomy = appended(keys[:, :, :held], keys[:, :, held:], 2, 16, channels_first=True)
+    scores = sums_of_channels(query, roomy.flatten(0, 1))
+    assert (scores - query @ keys[0].mT).abs().max() <= 1e-12
 
 
 @pytest.mark.parametrize("table", ["parameter", "learned weights"])

@@ -35,14 +35,19 @@ def full_attention(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
 def attention_of_one(query: Tensor, key: Tensor, values: Values) -> Tensor:
     """The same for T = 1 without gradients, with values however they came about.
 
-    On a CPU keys are read in the order of a product that streams them, and values by weighted sums
-    of their rows, a bank's from its table.
+    On a CPU keys are read in the order of a product that streams them, or by weighted sums of their
+    channels if these come first in memory, and values by weighted sums of their rows, a bank's from
+    its table.
     """
     batch, heads, _, width = query.shape
     if not bags.suits(query.device):
         return full_attention(query, key, values.dense().to(query.dtype))
-    columns = (query / math.sqrt(width)).reshape(batch * key.shape[1], -1, width).mT
-    scores = torch.bmm(key.flatten(0, 1), columns).mT
+    grouped = (query / math.sqrt(width)).reshape(batch * key.shape[1], -1, width)
+    keys = key.flatten(0, 1)
+    if keys.stride(1) == 1 < keys.stride(2) and bags.suits_keys(keys):
+        scores = bags.sums_of_channels(grouped, keys)
+    else:
+        scores = torch.bmm(keys, grouped.mT).mT
     weights = torch.softmax(scores, dim=-1).reshape(batch, heads, -1)
     return values.weighted_sum(weights)[:, :, None].to(query.dtype)
 
