@@ -32,7 +32,7 @@ def sums_of_tokens(weights: Tensor, values: Tensor) -> Tensor:
     width = values.shape[2]
     slots = count if heads == 1 else values.stride(0) // width
     rows = numbers(heads * slots, values.device).view(heads, 1, slots)[..., :count]
-    table = values.as_strided((heads * slots, width), (width, 1))
+    table = values.as_strided(((heads - 1) * slots + count, width), (width, 1))
     return sums_of_rows(table, rows.expand(-1, group, -1), weights)
 
 
@@ -48,19 +48,28 @@ def sums_of_channels(query: Tensor, keys: Tensor) -> Tensor:
     return sums_of_rows(table, rows.expand(-1, query.shape[1], -1), query)[..., :count]
 
 
+def products(query: Tensor, keys: Tensor) -> Tensor:
+    """query (N, G, W) on keys (N, M, W) in the order of reading that suits them: (N, G, M)."""
+    if keys.stride(1) == 1 < keys.stride(2) and by_bags(keys):
+        return sums_of_channels(query, keys)
+    return torch.bmm(keys, query.mT).mT
+
+
 def suits(device: torch.device) -> bool:
     """Whether tensors of a device are best read so; those without data stand for a CPU's."""
     return device.type in ("cpu", "meta")
 
 
-def suits_keys(keys: Tensor) -> bool:
-    """Whether keys are best held with their channels first, and met by `sums_of_channels`: those in
-    half precision, whose products a CPU reads slowly."""
-    return suits(keys.device) and keys.itemsize < 4
+def by_bags(x: Tensor) -> bool:
+    """A CPU reads half precision slowly in products, and fast in `embedding_bag`: it adds up rows
+    of a table, so keys stand with their channels first."""
+    return suits(x.device) and x.itemsize < 4
 
 
 def numbers(count: int, device: torch.device) -> Tensor:
     """0 to count - 1 as int32, not to be written to."""
+    if device.type == "meta":  # made each time, so that a plan's count is the same each time
+        return torch.empty(count, dtype=torch.int32, device=device)
     return _numbers((count - 1).bit_length(), device)[:count]
 
 

@@ -5,7 +5,7 @@ import dataclasses
 import torch
 from torch import Tensor
 
-from meanbank.core.bags import suits_keys
+from meanbank.core.bags import by_bags
 from meanbank.core.flops import Flops
 from meanbank.core.geometry import Geometry
 from meanbank.core.room import appended
@@ -50,8 +50,8 @@ class FullState(MemoryState):
 class FullMemory(Memory):
     def forward(self, query, key, values, gate_input, state, span):
         if state is not None and span.length == 1 and not torch.is_grad_enabled():
-            first = suits_keys(key)
-            key = appended(state.key.to(key.dtype), key, 2, ROOM, channels_first=first)
+            held = state.key.to(key.dtype)
+            key = appended(held, key, 2, ROOM, channels_first=by_bags(key))
             stored = values.appended_to(state.values, ROOM)
             output = attention_of_one(query, key, values.standing_for(stored))
             return output, FullState(key, stored)

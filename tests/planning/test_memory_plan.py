@@ -199,6 +199,14 @@ def test_totals_add_up():
     assert serving.total == held + max(serving.prefill, serving.decode)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("memory", ["full", "kvm"])
+def test_the_same_is_told_each_time(memory, dtype):
+    model = large_chunks() if memory == "kvm" else empty_model(sized("full", "bank"))
+    first, again = (nbytes_of_call(model.to(dtype), 2997, 1, 3) for _ in range(2))
+    assert first == again
+
+
 def test_optimizers_keep_two_moments_or_one():
     weight = torch.nn.Parameter(torch.zeros(3, 5))
     groups = [{"params": [weight], "betas": (0.9, 0.95)}, {"params": [weight, weight]}]

@@ -43,11 +43,7 @@ def attention_of_one(query: Tensor, key: Tensor, values: Values) -> Tensor:
     if not bags.suits(query.device):
         return full_attention(query, key, values.dense().to(query.dtype))
     grouped = (query / math.sqrt(width)).reshape(batch * key.shape[1], -1, width)
-    keys = key.flatten(0, 1)
-    if keys.stride(1) == 1 < keys.stride(2) and bags.suits_keys(keys):
-        scores = bags.sums_of_channels(grouped, keys)
-    else:
-        scores = torch.bmm(keys, grouped.mT).mT
+    scores = bags.products(grouped, key.flatten(0, 1))
     weights = torch.softmax(scores, dim=-1).reshape(batch, heads, -1)
     return values.weighted_sum(weights)[:, :, None].to(query.dtype)
 

@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from meanbank.core.bags import numbers, sums_of_rows, sums_of_tokens
+from meanbank.core.bags import by_bags, numbers, products, sums_of_rows, sums_of_tokens
 from meanbank.core.derived import derived
 from meanbank.core.precision import accumulator_dtype
 from meanbank.core.room import appended
@@ -53,12 +53,13 @@ def kvm_attention_of_one(
     """See `meanbank.ops.kvm_attention`; for calls that `joins_the_window` is true of."""
     seen, rows, (held_key, held_value, held_gate) = resumed(memory, key, value, merge_gate)
     chunk, batch, kv_heads = options.chunk_size, *key.shape[:2]
-    key = appended(held_key, key, 2, chunk, channels_first=_by_bags(key))
+    key = appended(held_key, key, 2, chunk, channels_first=by_bags(key))
     value = appended(held_value, value, 2, chunk, channels_first=_by_products(value))
     if merge_gate is not None and held_gate is not None:
         merge_gate = appended(held_gate, merge_gate, 2, chunk)
     grouped = batch * kv_heads, query.shape[1] // kv_heads, query.shape[-1]
-    scores = [_scores(_scaled(query, weights.window_temperature).reshape(grouped), _tiles(key))]
+    near = _scaled(query, weights.window_temperature).reshape(grouped)
+    scores = [products(near, key.flatten(0, 1))]
     parts = [value.flatten(0, 1)]
     if rows is not None:
         row_keys, row_values, *maps = derived(
@@ -73,8 +74,6 @@ def kvm_attention_of_one(
         scores.insert(0, _scores(far, row_keys)[..., : rows.count])
         parts.insert(0, row_values)
     counts = [x.shape[-1] for x in scores]
-    counts[-1] = key.shape[2]
-    scores[-1] = scores[-1][..., : key.shape[2]]
     probabilities = torch.softmax(torch.cat(scores, dim=-1), dim=-1).split(counts, dim=-1)
     output = functools.reduce(torch.add, map(_weighted_sum, probabilities, parts))
     output = output.reshape(*query.shape[:3], value.shape[-1])
@@ -100,7 +99,7 @@ def _prepared(
     read = PreparedRows.of((key, value, scale), form, options, dtype)
     maps = [form.maps.queries.to(dtype)] if isinstance(form, CompressedKeys) else []
     keys, values = read.keys[:, None], read.values
-    if _by_bags(keys):
+    if by_bags(keys):
         padded = F.pad(keys, (0, 0, 0, -rows.count % TILE))
         keys = padded.unflatten(2, (-1, TILE)).squeeze(1).mT
     if _by_products(values):
@@ -109,32 +108,17 @@ def _prepared(
     return keys.contiguous(), values.contiguous(), *maps
 
 
-def _by_bags(x: Tensor) -> bool:
-    """A CPU reads half precision slowly in products, and fast in `embedding_bag`: it adds up
-    rows of a table, so keys stand with their channels first."""
-    return x.device.type == "cpu" and x.itemsize < 4
-
-
 def _by_products(x: Tensor) -> bool:
     """A CPU reads other numbers fastest as matrix times column: values have channels first."""
     return x.device.type == "cpu" and x.itemsize >= 4
 
 
-def _tiles(key: Tensor) -> Tensor:
-    """A window's keys (B, Hkv, L, Dk) as `_scores` takes them, with the spare ones if need be."""
-    batch, heads, _, width = key.shape
-    if not _by_bags(key):
-        return key.flatten(0, 1)[:, None]
-    slots = key.stride(3)
-    return key.as_strided((batch * heads, 1, width, slots), (width * slots, 0, slots, 1))
-
-
 def _scores(query: Tensor, keys: Tensor) -> Tensor:
     """query (N, G, Dk) on keys: (N, G, count).
 
-    keys: (N, 1, M, Dk) for a product; `_by_bags` (N, tiles, Dk, keys a tile).
+    keys: (N, 1, M, Dk) for a product; `by_bags` (N, tiles, Dk, keys a tile).
     """
-    if not _by_bags(keys):
+    if not by_bags(keys):
         return torch.bmm(keys[:, 0], query.mT).mT
     heads, tiles, width, tile = keys.shape
     group = query.shape[1]
@@ -155,6 +139,6 @@ def _weighted_sum(weights: Tensor, values: Tensor) -> Tensor:
         if slots > count:
             weights = F.pad(weights, (0, slots - count))
         return torch.bmm(channels, weights.mT).mT
-    if not _by_bags(values):
+    if not by_bags(values):
         return torch.bmm(weights, values)
     return sums_of_tokens(weights, values)
