@@ -1,0 +1,145 @@
+"""The contract of evaluations: what is evaluated, sample by sample, and what comes out."""
+
+import abc
+import dataclasses
+import functools
+import hashlib
+from collections.abc import Callable, Sequence
+from typing import Any, ClassVar
+
+import numpy as np
+from tokenizers import Tokenizer
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from meanbank.core.config import Tagged
+from meanbank.data import Corpus, RecallConfig
+
+Record = dict[str, Any]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Subject:
+    """What is evaluated: any causal language model of Hugging Face, and what belongs to it.
+
+    name: for titles and file names. model: in evaluation mode, on its device.
+    tokenizer: None where the model was not trained on text.
+    training_length: tokens of a training sequence; None where nobody knows.
+    open_corpus: prepares the texts it is evaluated on; None where it has none.
+    recall: the task it was trained on, for models of the recall source.
+    prefix: token ids in front of every text, such as a begin-of-text token.
+    """
+
+    name: str
+    model: PreTrainedModel
+    tokenizer: Tokenizer | None = None
+    training_length: int | None = None
+    open_corpus: Callable[[], Corpus] | None = None
+    recall: RecallConfig | None = None
+    prefix: tuple[int, ...] = ()
+
+    @functools.cached_property
+    def corpus(self) -> Corpus:
+        """The texts it is evaluated on; ValueError where it has none."""
+        if self.open_corpus is None:
+            raise ValueError(f"{self.name} has no texts to be evaluated on; name some with --data")
+        return self.open_corpus()
+
+    @property
+    def bos_policy(self) -> str:
+        """In words, for results."""
+        if not self.prefix:
+            return "none: texts are read as they are"
+        return f"token ids {list(self.prefix)} before every text"
+
+    def text_tokenizer(self) -> Tokenizer:
+        """The tokenizer; ValueError where there is none."""
+        if self.tokenizer is None:
+            raise ValueError(f"{self.name} has no tokenizer: what it was trained on is not text")
+        return self.tokenizer
+
+    def encode(self, text: str) -> list[int]:
+        """Token ids of a text, `prefix` first."""
+        return [*self.prefix, *self.text_tokenizer().encode(text, add_special_tokens=False).ids]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Sample:
+    """A piece of work that is measured whole and kept as one record.
+
+    id: the same each time for the same settings. content: what `measure` makes a prompt of; small,
+    since all samples of an evaluation are in memory at once. group: only samples of one group share
+    a batch. size: how much work it is beside the others, for progress.
+    """
+
+    id: str
+    content: Any = None
+    group: str = ""
+    size: int = 1
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Evaluation(Tagged, kind="evaluation"):
+    """Settings of one evaluation, and how it is done; a subclass with a `tag` is a task.
+
+    name: of its result file and its scores; the tag where None.
+    """
+
+    alone: ClassVar[bool] = False  # it measures time: nothing else should run beside it
+
+    name: str | None = None
+
+    @property
+    def title(self) -> str:
+        """`name`, or the tag."""
+        return self.name or self.tag
+
+    @property
+    def batch(self) -> int:
+        """Samples that `measure` is given at once, at most."""
+        return 1
+
+    @abc.abstractmethod
+    def samples(self, subject: Subject) -> Sequence[Sample]:
+        """All samples, in order; ValueError where the task does not fit the subject."""
+
+    @abc.abstractmethod
+    def measure(self, subject: Subject, samples: Sequence[Sample]) -> list[Record]:
+        """One record, of JSON values, for each sample.
+
+        `prompt`: the `prompt_hash` of what the model was shown, where there is such a thing.
+        `scores`: {name: value} where a score is the mean over samples of these values; names are
+        those that `scores` gives.
+        """
+
+    @abc.abstractmethod
+    def results(self, subject: Subject, records: Sequence[Record]) -> dict[str, Any]:
+        """The result, JSON values, from the records of all samples in their order."""
+
+    @abc.abstractmethod
+    def scores(self, results: dict[str, Any]) -> dict[str, float]:
+        """The numbers of a result by name, `NAME` or `NAME@WHERE`: `bpb`, `recall@512/48`.
+
+        NAME begins with `title`; WHERE is a length, `LENGTH/PAIRS` or the like. Claims of studies
+        use these names: letters, digits, `.`, `_`, `-`, `:`, `/` and one `@`.
+        """
+
+
+def prompt_hash(prompt: str | bytes | np.ndarray | Tensor | Sequence[int]) -> str:
+    """The first 16 hexadecimal digits of the sha256 of a text, of bytes, or of token ids."""
+    if isinstance(prompt, str):
+        content = prompt.encode("utf-8", "surrogatepass")
+    elif isinstance(prompt, bytes):
+        content = prompt
+    else:
+        content = np.asarray(prompt, dtype="<i8").tobytes()
+    return hashlib.sha256(content).hexdigest()[:16]
+
+
+def mean_scores(records: Sequence[Record]) -> dict[str, float]:
+    """The mean of each score over the records that have it, in order of first appearance."""
+    found: dict[str, list[float]] = {}
+    for record in records:
+        for name, value in record.get("scores", {}).items():
+            found.setdefault(name, []).append(value)
+    return {name: sum(values) / len(values) for name, values in found.items()}

@@ -1,0 +1,128 @@
+"""Running an evaluation: batches, progress, and records that survive an interruption."""
+
+import dataclasses
+import json
+import os
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from meanbank.core.config import to_plain
+from meanbank.core.progress import progress
+from meanbank.evaluation.base import Evaluation, Record, Sample, Subject, prompt_hash
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """What an evaluation gave. prompt_hash: of the prompts of all records, None without any."""
+
+    results: dict[str, Any]
+    scores: dict[str, float]
+    records: list[Record]
+    prompt_hash: str | None
+
+
+def run_evaluation(
+    evaluation: Evaluation, subject: Subject, log: Path | None = None, identity: str = ""
+) -> Outcome:
+    """Measure every sample and sum up.
+
+    log: a file of JSON lines, one a record, written as it goes. Records that an earlier, stopped
+    evaluation left there are used instead of measuring again, if it had the same settings and
+    `identity` (whatever tells the subject's weights and data).
+    """
+    subject.model.eval()
+    samples = list(evaluation.samples(subject))
+    assert len({sample.id for sample in samples}) == len(samples), "samples with the same id"
+    kept = RecordLog(log, {"settings": to_plain(evaluation), "identity": identity})
+    with kept:
+        waiting = [sample for sample in samples if sample.id not in kept.records]
+        total = sum(sample.size for sample in samples)
+        done = total - sum(sample.size for sample in waiting)
+        with progress(evaluation.title, total, done=done) as report:
+            for batch in batches(waiting, evaluation.batch):
+                records = evaluation.measure(subject, batch)
+                for sample, record in zip(batch, records, strict=True):
+                    kept.add(sample.id, record)
+                report(sum(sample.size for sample in batch))
+    records = [kept.records[sample.id] for sample in samples]
+    results = evaluation.results(subject, records)
+    prompts = [record["prompt"] for record in records if "prompt" in record]
+    return Outcome(
+        results=results,
+        scores=evaluation.scores(results),
+        records=records,
+        prompt_hash=prompt_hash(" ".join(prompts)) if prompts else None,
+    )
+
+
+def batches(samples: Sequence[Sample], size: int) -> Iterator[list[Sample]]:
+    """Consecutive samples of one group, at most `size` at a time."""
+    batch: list[Sample] = []
+    for sample in samples:
+        if batch and (len(batch) == size or sample.group != batch[0].group):
+            yield batch
+            batch = []
+        batch.append(sample)
+    if batch:
+        yield batch
+
+
+class RecordLog:
+    """Records by sample id, in a file of JSON lines whose first line tells what they are of."""
+
+    def __init__(self, path: Path | None, header: dict[str, Any]) -> None:
+        self.path = path
+        self.header = json.loads(json.dumps(header))  # as it will be read again
+        self.records: dict[str, Record] = {}
+        self._file: Any = None
+
+    def __enter__(self) -> "RecordLog":
+        if self.path is None:
+            return self
+        whole = self._read()
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        self._file = self.path.open("r+b" if whole else "wb")
+        if whole:
+            self._file.truncate(whole)  # what a killed process tore
+            self._file.seek(0, os.SEEK_END)
+        else:
+            self.records.clear()
+            self._write(self.header)
+        return self
+
+    def __exit__(self, *_) -> None:
+        if self._file is not None:
+            self._file.close()
+
+    def add(self, sample_id: str, record: Record) -> None:
+        """Keep a record, on disk too where there is a file."""
+        self.records[sample_id] = record
+        if self._file is not None:
+            self._write({"id": sample_id, **record})
+
+    def _write(self, line: dict[str, Any]) -> None:
+        self._file.write(json.dumps(line).encode("utf-8") + b"\n")
+        self._file.flush()
+
+    def _read(self) -> int:
+        """Take the records of an earlier evaluation like this one; returns the bytes they are."""
+        assert self.path is not None
+        try:
+            content = self.path.read_bytes()
+        except FileNotFoundError:
+            return 0
+        whole = 0
+        for number, line in enumerate(content.splitlines(keepends=True)):
+            try:
+                value = json.loads(line) if line.endswith(b"\n") else None
+            except ValueError:
+                value = None
+            if not isinstance(value, dict):
+                break
+            if number == 0 and value != self.header:
+                return 0
+            if number > 0:
+                self.records[value.pop("id")] = value
+            whole += len(line)
+        return whole
