@@ -4,7 +4,7 @@ from meanbank.data.batches import IGNORED, Batch, TextBatches
 from meanbank.data.config import DataConfig
 from meanbank.data.packed import PackedTokens, PackedWriter
 from meanbank.data.prepare import Corpus, prepare_corpus
-from meanbank.data.recall import RecallBatches, RecallConfig, recall_batch
+from meanbank.data.recall import Filler, RecallBatches, RecallConfig, Stage, recall_batch
 from meanbank.data.sources import Document, Source, open_source
 from meanbank.data.tokenizer import end_of_text_id, load_tokenizer, token_bytes, train_tokenizer
 
@@ -14,11 +14,13 @@ __all__ = [
     "Corpus",
     "DataConfig",
     "Document",
+    "Filler",
     "PackedTokens",
     "PackedWriter",
     "RecallBatches",
     "RecallConfig",
     "Source",
+    "Stage",
     "TextBatches",
     "end_of_text_id",
     "load_tokenizer",

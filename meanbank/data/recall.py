@@ -2,13 +2,36 @@
 
 import math
 from dataclasses import dataclass
+from typing import Literal, get_args
 
 import numpy as np
 import torch
 
 from meanbank.data.batches import IGNORED, Batch
 
-Stage = tuple[float, int, int]
+Filler = Literal["diverse", "repeated"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stage:
+    """A part of the curriculum: `fraction` of the steps, with sequences of `length` tokens.
+
+    pairs: numbers of pairs a sequence; each batch draws one of them. filler: kinds of filler that
+    batches take by turns: "diverse" is random tokens, "repeated" a few of them again and again.
+    """
+
+    fraction: float
+    length: int
+    pairs: tuple[int, ...]
+    filler: tuple[Filler, ...] = ("diverse",)
+
+    def __post_init__(self) -> None:
+        if not self.pairs or not self.filler:
+            raise ValueError("a stage needs at least one number of pairs and one kind of filler")
+
+
+def _stage(fraction: float, length: int, pairs: int) -> Stage:
+    return Stage(fraction=fraction, length=length, pairs=(pairs,))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -16,9 +39,8 @@ class RecallConfig:
     """Sizes of the task and its curriculum.
 
     The vocabulary is the `keys`, then the `values`, then the `fillers`, in this order of ids.
-    A sequence asks for at most `queries` of its keys. `curriculum`: (fraction of the steps,
-    tokens a sequence, pairs a sequence), short sequences first: models learn nothing from the long
-    ones alone.
+    A sequence asks for at most `queries` of its keys. `period`: tokens after which repeated filler
+    repeats. `curriculum`: short sequences first; models learn nothing from the long ones alone.
 
     Raises ValueError for sizes that do not fit together.
     """
@@ -27,25 +49,23 @@ class RecallConfig:
     values: int = 32
     fillers: int = 16
     queries: int = 12
-    curriculum: tuple[Stage, ...] = ((0.3, 32, 4), (0.2, 64, 8), (0.5, 128, 12))
+    period: int = 8
+    curriculum: tuple[Stage, ...] = (_stage(0.3, 32, 4), _stage(0.2, 64, 8), _stage(0.5, 128, 12))
 
     def __post_init__(self) -> None:
-        for name in ("keys", "values", "fillers", "queries"):
+        for name in ("keys", "values", "fillers", "queries", "period"):
             if getattr(self, name) < 1:
                 raise ValueError(f"recall.{name} must be at least 1, got {getattr(self, name)}")
-        if not self.curriculum or any(len(stage) != 3 for stage in self.curriculum):
-            raise ValueError(
-                f"recall.curriculum needs stages (fraction, length, pairs), got {self.curriculum}"
-            )
-        # Config files give lists; a frozen value must be hashable.
-        object.__setattr__(self, "curriculum", tuple(tuple(stage) for stage in self.curriculum))
-        fractions = [fraction for fraction, _, _ in self.curriculum]
+        if not self.curriculum:
+            raise ValueError("recall.curriculum needs at least one stage")
+        fractions = [stage.fraction for stage in self.curriculum]
         if min(fractions) <= 0 or not math.isclose(sum(fractions), 1, abs_tol=1e-6):
             raise ValueError(
                 f"the fractions of recall.curriculum must be positive with sum 1, got {fractions}"
             )
-        for _, length, pairs in self.curriculum:
-            check_room(length, pairs, self)
+        for stage in self.curriculum:
+            for pairs in stage.pairs:
+                check_room(stage.length, pairs, self)
 
     @property
     def vocab_size(self) -> int:
@@ -66,13 +86,18 @@ def check_room(length: int, pairs: int, config: RecallConfig) -> None:
 
 
 def recall_batch(
-    generator: torch.Generator, batch_size: int, length: int, pairs: int, config: RecallConfig
+    generator: torch.Generator,
+    batch_size: int,
+    length: int,
+    pairs: int,
+    config: RecallConfig,
+    filler: Filler = "diverse",
 ) -> Batch:
     """Random sequences: (batch_size, length) each.
 
     The last `min(queries, pairs)` tokens are query keys, distinct and stored before, each with
     its value as the label *at the query's own position*; every other label is -100. In front of
-    them pairs (a key at an even position, its value right after) lie among random fillers.
+    them pairs (a key at an even position, its value right after) lie among fillers, see `Stage`.
 
     Raises ValueError when the pairs do not fit.
     """
@@ -82,7 +107,7 @@ def recall_batch(
     keys = _distinct(generator, batch_size, config.keys, pairs)
     positions = 2 * _distinct(generator, batch_size, slots, pairs)
     values = config.keys + torch.randint(config.values, (batch_size, pairs), generator=generator)
-    fillers = torch.randint(config.fillers, (batch_size, length), generator=generator)
+    fillers = _FILLERS[filler](generator, batch_size, length, config)
 
     input_ids = config.keys + config.values + fillers
     input_ids.scatter_(1, positions, keys)
@@ -92,6 +117,23 @@ def recall_batch(
     labels = torch.full_like(input_ids, IGNORED)
     labels[:, length - queries :] = values[:, :queries]
     return Batch(input_ids=input_ids, labels=labels)
+
+
+def _diverse(
+    generator: torch.Generator, batch_size: int, length: int, config: RecallConfig
+) -> torch.Tensor:
+    return torch.randint(config.fillers, (batch_size, length), generator=generator)
+
+
+def _repeated(
+    generator: torch.Generator, batch_size: int, length: int, config: RecallConfig
+) -> torch.Tensor:
+    once = _diverse(generator, batch_size, config.period, config)
+    return once.repeat(1, -(-length // config.period))[:, :length]
+
+
+_FILLERS = {"diverse": _diverse, "repeated": _repeated}
+assert tuple(_FILLERS) == get_args(Filler)
 
 
 def _distinct(generator: torch.Generator, rows: int, choices: int, count: int) -> torch.Tensor:
@@ -111,7 +153,7 @@ class RecallBatches:
         self.config = config
         self._batch_size = batch_size
         self._seed = seed
-        fractions = np.cumsum([fraction for fraction, _, _ in config.curriculum])
+        fractions = np.cumsum([stage.fraction for stage in config.curriculum])
         self._ends = np.round(fractions * steps).astype(int).tolist()
 
     def stage(self, step: int) -> Stage:
@@ -123,7 +165,11 @@ class RecallBatches:
         """The batch of this step, counted from 0: (batch_size, length of its stage)."""
         if step < 0:
             raise ValueError(f"steps count from 0, got {step}")
-        _, length, pairs = self.stage(step)
+        stage = self.stage(step)
         state = np.random.SeedSequence((self._seed, step)).generate_state(1, np.uint64)[0]
         generator = torch.Generator().manual_seed(int(state) >> 1)
-        return recall_batch(generator, self._batch_size, length, pairs, self.config)
+        pairs = stage.pairs[0]
+        if len(stage.pairs) > 1:
+            pairs = stage.pairs[int(torch.randint(len(stage.pairs), (), generator=generator))]
+        filler = stage.filler[step % len(stage.filler)]
+        return recall_batch(generator, self._batch_size, stage.length, pairs, self.config, filler)

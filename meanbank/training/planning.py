@@ -172,8 +172,8 @@ def batch_shape(config: RunConfig) -> tuple[int, int]:
     if data.recall is None:
         return data.sequence_length, data.sequence_length * data.batch_size
     stages = data.recall.curriculum
-    average = sum(share * length for share, length, _ in stages)
-    return max(length for _, length, _ in stages), round(average * data.batch_size)
+    average = sum(stage.fraction * stage.length for stage in stages)
+    return max(stage.length for stage in stages), round(average * data.batch_size)
 
 
 def flops_per_token(

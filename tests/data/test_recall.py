@@ -5,8 +5,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from meanbank.core.config import build
 from meanbank.data.batches import IGNORED
-from meanbank.data.recall import RecallBatches, RecallConfig, recall_batch
+from meanbank.data.recall import RecallBatches, RecallConfig, Stage, recall_batch
 
 CONFIG = RecallConfig()
 FIRST_FILLER = CONFIG.keys + CONFIG.values
@@ -85,28 +86,61 @@ def test_steps_and_seeds_differ():
 
 def test_the_curriculum_follows_its_fractions():
     batches = RecallBatches(CONFIG, batch_size=2, seed=0, steps=500)
-    lengths = [batches.stage(step)[1] for step in range(500)]
+    lengths = [batches.stage(step).length for step in range(500)]
     assert lengths == [32] * 150 + [64] * 100 + [128] * 250
     assert batches.batch(149).input_ids.shape == (2, 32)
     assert batches.batch(600).input_ids.shape == (2, 128)
+
+
+@given(st.integers(1, 11), st.integers(1, 24), st.integers(0, 40), st.integers(0, 10**6))
+def test_repeated_filler_repeats_between_the_pairs(period, pairs, spare, seed):
+    config = RecallConfig(period=period)
+    length = 2 * pairs + min(12, pairs) + spare
+    generator = torch.Generator().manual_seed(seed)
+    batch = recall_batch(generator, 3, length, pairs, config, "repeated")
+    for tokens in batch.input_ids.tolist():
+        once: dict[int, int] = {}
+        for position, token in enumerate(tokens[: length - min(12, pairs)]):
+            if token >= FIRST_FILLER:
+                assert once.setdefault(position % period, token) == token
+
+
+def test_batches_of_a_stage_draw_their_pairs_and_take_turns_in_filler():
+    stage = Stage(fraction=1.0, length=64, pairs=(1, 4, 9), filler=("diverse", "repeated"))
+    config = RecallConfig(curriculum=(stage,), fillers=1000)
+    batches = RecallBatches(config, batch_size=2, seed=0, steps=300)
+    found = {1: 0, 4: 0, 9: 0}
+    for step in range(300):
+        tokens = batches.batch(step).input_ids
+        pairs = int((tokens[0] < config.keys).sum() - (batches.batch(step).labels[0] >= 0).sum())
+        found[pairs] += 1
+        fillers = tokens[0][tokens[0] >= FIRST_FILLER]
+        assert (len(fillers.unique()) <= config.period) == bool(step % 2)
+    assert min(found.values()) > 70
 
 
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
         ({"queries": 0}, "recall.queries"),
-        ({"curriculum": ()}, "needs stages"),
-        ({"curriculum": ((0.5, 32),)}, "needs stages"),
-        ({"curriculum": ((0.5, 32, 4),)}, "sum 1"),
-        ({"curriculum": ((1.5, 32, 4), (-0.5, 64, 8))}, "positive"),
-        ({"curriculum": ((1.0, 32, 30),)}, "do not fit"),
+        ({"period": 0}, "recall.period"),
+        ({"curriculum": []}, "at least one stage"),
+        ({"curriculum": [{"fraction": 1.0, "length": 32, "pairs": []}]}, "one number of pairs"),
+        ({"curriculum": [{"fraction": 0.5, "length": 32, "pairs": [4]}]}, "sum 1"),
+        (
+            {
+                "curriculum": [
+                    {"fraction": 1.5, "length": 32, "pairs": [4]},
+                    {"fraction": -0.5, "length": 64, "pairs": [8]},
+                ]
+            },
+            "positive",
+        ),
+        ({"curriculum": [{"fraction": 1.0, "length": 32, "pairs": [4, 30]}]}, "do not fit"),
+        ({"curriculum": [{"fraction": 1.0, "length": 32, "pairs": [4], "filler": ["x"]}]}, "diver"),
         ({"keys": 4}, "distinct keys"),
     ],
 )
 def test_sizes_that_do_not_fit_are_refused(settings: dict, message: str):
     with pytest.raises(ValueError, match=message):
-        RecallConfig(**settings)
-
-
-def test_a_curriculum_of_lists_is_taken():
-    assert RecallConfig(curriculum=[[1.0, 32, 4]]).curriculum == ((1.0, 32, 4),)  # pyright: ignore
+        build(RecallConfig, settings)
