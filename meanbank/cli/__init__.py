@@ -15,7 +15,6 @@ from transformers.utils.logging import disable_progress_bar
 from meanbank.cli.bench import BENCH
 from meanbank.cli.checkpoints import export_checkpoint, import_checkpoint
 from meanbank.cli.context import build_context, show_context
-from meanbank.cli.demo import demo
 from meanbank.cli.evaluate import evaluate
 from meanbank.cli.generate import generate
 from meanbank.cli.plan import plan
@@ -48,7 +47,6 @@ VERBS = {
     "plan": plan,
     "import": import_checkpoint,
     "export": export_checkpoint,
-    "demo": demo,
 }
 # What tyro says where a value has the wrong form, in place of one line.
 UNREADABLE = r"Error parsing (\S+): no type matching \{None\}\|(\w+) could .*? from \['(.*?)'\].*"

@@ -14,6 +14,10 @@ import typing
 from collections.abc import Mapping
 from typing import Any, ClassVar, Literal, Self, Union
 
+import yaml
+
+from meanbank.core.errors import one_line
+
 
 def choose(kind: str, name: Any, choices: typing.Iterable[str]) -> str:
     """Return `name` if it is one of `choices`, or raise a ValueError with the nearest one first."""
@@ -150,3 +154,50 @@ def _build_scalar(target: type, value: Any, path: str) -> Any:
     if isinstance(value, target) and (target is bool or not isinstance(value, bool)):
         return value
     raise ValueError(f"{path} must be of type {target.__name__}, got {value!r}")
+
+
+def apply_override(settings: dict, override: str) -> None:
+    """Change plain settings in place as `a.b.0.c=value` says; the value is YAML.
+
+    Raises ValueError, in one line, for what cannot be read or has no place.
+    """
+    key, equals, text = override.partition("=")
+    if not equals or not key:
+        raise ValueError(f"an override must look like training.steps=100, got {override!r}")
+    try:
+        value = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise ValueError(f"the value of {override!r} is not YAML: {one_line(error)}") from None
+    node: Any = settings
+    *parents, last = key.split(".")
+    for depth, name in enumerate(parents):
+        child = _child(node, name, override)
+        if isinstance(child, str):  # `recipe: kvm` is short for `recipe: {type: kvm}`
+            child = {"type": child}
+        elif child is None:
+            child = {}
+        if not isinstance(child, (dict, list)):
+            path = ".".join(parents[: depth + 1])
+            raise ValueError(f"cannot set {key}: {path} is {child!r}, not a group of settings")
+        _assign(node, name, child, override)
+        node = child
+    _assign(node, last, value, override)
+
+
+def _child(node: dict | list, name: str, override: str) -> Any:
+    return node[_index(node, name, override)] if isinstance(node, list) else node.get(name)
+
+
+def _assign(node: dict | list, name: str, value: Any, override: str) -> None:
+    if isinstance(node, list):
+        node[_index(node, name, override)] = value
+    else:
+        node[name] = value
+
+
+def _index(node: list, name: str, override: str) -> int:
+    if not name.isdigit() or int(name) >= len(node):
+        raise ValueError(
+            f"{override!r}: {name!r} is not an entry of a list of {len(node)} (0 is the first)"
+        )
+    return int(name)

@@ -1,17 +1,27 @@
-"""Evaluations: functions from a model and data to plain results."""
+"""Evaluations: what a model is measured by, each a small file of settings, samples and scores."""
 
-from meanbank.evaluation.bigram import bigram_bits_per_byte
-from meanbank.evaluation.bpb import bits_per_byte
-from meanbank.evaluation.decode_speed import decode_speed
-from meanbank.evaluation.memory import memory_at_contexts
-from meanbank.evaluation.position_loss import position_loss
-from meanbank.evaluation.recall import recall_accuracy
+from meanbank.evaluation.base import Evaluation, Record, Sample, Subject
+from meanbank.evaluation.bigram import BigramBits
+from meanbank.evaluation.bpb import BitsPerByte
+from meanbank.evaluation.driver import Outcome, run_evaluation
+from meanbank.evaluation.memory import MemoryBytes
+from meanbank.evaluation.position_loss import PositionLoss
+from meanbank.evaluation.recall import Recall
+from meanbank.evaluation.serving import Serving
+from meanbank.evaluation.text_sample import TextSample
 
 __all__ = [
-    "bigram_bits_per_byte",
-    "bits_per_byte",
-    "decode_speed",
-    "memory_at_contexts",
-    "position_loss",
-    "recall_accuracy",
+    "BigramBits",
+    "BitsPerByte",
+    "Evaluation",
+    "MemoryBytes",
+    "Outcome",
+    "PositionLoss",
+    "Recall",
+    "Record",
+    "Sample",
+    "Serving",
+    "Subject",
+    "TextSample",
+    "run_evaluation",
 ]

@@ -26,6 +26,7 @@ class Subject:
     tokenizer: None where the model was not trained on text.
     training_length: tokens of a training sequence; None where nobody knows.
     open_corpus: prepares the texts it is evaluated on; None where it has none.
+    isolated: whether documents of a window were kept apart in training.
     recall: the task it was trained on, for models of the recall source.
     prefix: token ids in front of every text, such as a begin-of-text token.
     """
@@ -35,6 +36,7 @@ class Subject:
     tokenizer: Tokenizer | None = None
     training_length: int | None = None
     open_corpus: Callable[[], Corpus] | None = None
+    isolated: bool = False
     recall: RecallConfig | None = None
     prefix: tuple[int, ...] = ()
 

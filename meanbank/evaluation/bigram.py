@@ -1,44 +1,54 @@
 """A bigram baseline: what counting pairs of tokens achieves."""
 
+import dataclasses
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
-from meanbank.data import Corpus
-from meanbank.evaluation.bpb import window_starts
+from meanbank.evaluation.base import Record, Sample, Subject
+from meanbank.evaluation.bpb import Windows
 
 STRENGTHS = tuple(2.0**k for k in range(12))
 TUNING_SHARE = 0.05  # last part of the training tokens, to choose the strength on
 
 
-def bigram_bits_per_byte(
-    corpus: Corpus, *, sequence_length: int, max_tokens: int | None = None
-) -> dict[str, Any]:
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class BigramBits(Windows, tag="bigram"):
     """Bits per held-out byte of `p(b | a) = (count(a, b) + s p(b)) / (count(a) + s)`.
 
     p(b) is the add-one unigram; s is chosen on the last training tokens, and the counts then use
-    the whole training split. The windows are those of `bits_per_byte` with the same settings, so
-    both predict the same targets; those of 0 bytes (end of text) are left out.
+    the whole training split. It looks at the subject's texts only, not at the model. With the same
+    settings, the windows are those of `bpb`, so both predict the same targets; those of 0 bytes
+    (end of text) are left out.
     """
-    train = np.asarray(corpus.train.tokens, dtype=np.int64)
-    windows = [
-        np.asarray(corpus.held_out.tokens[start : start + sequence_length + 1], dtype=np.int64)
-        for start in window_starts(len(corpus.held_out.tokens), sequence_length, max_tokens)
-    ]
-    cut = len(train) - max(2, int(TUNING_SHARE * len(train)))
-    fitted = _Bigram(train[:cut], corpus.vocab_size)
-    tuning = {s: _bits(fitted, train[cut:], s, corpus.token_bytes)[0] for s in STRENGTHS}
-    strength = min(tuning, key=tuning.__getitem__)
-    bigram = _Bigram(train, corpus.vocab_size)
-    parts = [_bits(bigram, window, strength, corpus.token_bytes) for window in windows]
-    bits, size = (sum(column) for column in zip(*parts, strict=True))
-    return {
-        "bpb": bits / size,
-        "strength": strength,
-        "training_tokens": len(train),
-        "bytes": size,
-    }
+
+    def samples(self, subject: Subject) -> list[Sample]:
+        return [Sample(id="all", content=self.starts(subject))]
+
+    def measure(self, subject: Subject, samples: Sequence[Sample]) -> list[Record]:
+        corpus, length = subject.corpus, self.length(subject)
+        train = np.asarray(corpus.train.tokens, dtype=np.int64)
+        windows = [
+            np.asarray(corpus.held_out.tokens[start : start + length + 1], dtype=np.int64)
+            for start in samples[0].content
+        ]
+        cut = len(train) - max(2, int(TUNING_SHARE * len(train)))
+        fitted = _Bigram(train[:cut], corpus.vocab_size)
+        tuning = {s: _bits(fitted, train[cut:], s, corpus.token_bytes)[0] for s in STRENGTHS}
+        strength = min(tuning, key=tuning.__getitem__)
+        bigram = _Bigram(train, corpus.vocab_size)
+        parts = [_bits(bigram, window, strength, corpus.token_bytes) for window in windows]
+        bits, size = (sum(column) for column in zip(*parts, strict=True))
+        found = {"bpb": bits / size, "strength": strength, "training_tokens": len(train)}
+        return [found | {"bytes": size}]
+
+    def results(self, subject: Subject, records: Sequence[Record]) -> dict[str, Any]:
+        return records[0]
+
+    def scores(self, results: dict[str, Any]) -> dict[str, float]:
+        return {self.title: results["bpb"]}
 
 
 class _Bigram:

@@ -1,5 +1,7 @@
 """Token losses of a model, in one window or chunk by chunk through its cache."""
 
+from collections.abc import Sequence
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -12,15 +14,22 @@ def token_losses(
     tokens: Tensor,
     *,
     chunk: int = 2048,
+    prefix: Sequence[int] = (),
     document_ids: Tensor | None = None,
 ) -> Tensor:
     """Nats of tokens[:, 1:] given what stands before each: (B, T) -> (B, T - 1), fp32 on the CPU.
 
-    document_ids (B, T): documents that do not see each other; None where all do.
+    prefix: token ids read before each row. document_ids (B, T): documents that do not see each
+    other (without a prefix); None where all do.
 
     The sequence is read in chunks through the cache, so activations do not grow with T.
     """
-    inputs, targets = tokens[:, :-1].to(model.device), tokens[:, 1:].to(model.device)
+    assert not prefix or document_ids is None, "a prefix would belong to no document"
+    rows = torch.tensor(prefix, dtype=torch.long).expand(tokens.shape[0], -1)
+    inputs = torch.cat([rows, tokens[:, :-1]], dim=1).to(model.device)
+    targets = torch.cat([rows, tokens[:, 1:]], dim=1).to(
+        model.device
+    )  # the first are not looked at
     cache, losses = None, []
     single = inputs.shape[1] <= chunk
     for start in range(0, inputs.shape[1], chunk):
@@ -29,7 +38,7 @@ def token_losses(
         if document_ids is not None:
             isolated = {"document_ids": document_ids[:, :-1][:, part].to(model.device)}
         output = model(input_ids=inputs[:, part], cache=cache, use_cache=not single, **isolated)
-        cache = output.cache
+        cache = None if single else output.cache
         logits = output.logits.float()
         losses.append(F.cross_entropy(logits.mT, targets[:, part], reduction="none").cpu())
-    return torch.cat(losses, dim=1)
+    return torch.cat(losses, dim=1)[:, len(prefix) :]

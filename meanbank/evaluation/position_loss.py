@@ -1,64 +1,124 @@
 """Loss by token position, to several times the training length."""
 
+import dataclasses
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import torch
-from transformers import PreTrainedModel
 
-from meanbank.core.progress import progress
-from meanbank.data import PackedTokens
+from meanbank.evaluation.base import Evaluation, Record, Sample, Subject, prompt_hash
 from meanbank.evaluation.losses import token_losses
 
 
-def position_loss(
-    model: PreTrainedModel,
-    held_out: PackedTokens,
-    *,
-    training_length: int,
-    multiple: int | None = None,
-    buckets_per_length: int = 4,
-    max_documents: int | None = None,
-) -> dict[str, Any]:
-    """Mean loss in nats by position on held-out documents of `multiple * training_length` tokens.
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class PositionLoss(Evaluation, tag="position-loss"):
+    """Mean loss in nats by position in held-out documents, each read once from its start.
 
-    multiple: default the largest of 8, 4, 2, 1 for which there is a document that long.
+    multiple: how many times the training length is read of each document; default the largest of
+    8, 4, 2, 1 for which there is a document that long. training_length: default the subject's.
+    buckets: parts of a training length whose means are reported. max_documents: the first ones
+    that are long enough, so models see the same; default all.
 
-    Every document is read once from its start. A bucket is `training_length / buckets_per_length`
-    positions; `at[k]` is the mean over positions [k T / 2, k T) for k = 1, 2, 4, ... Standard
-    errors are over documents. max_documents takes the first ones, so models see the same.
+    A bucket's standard error is over documents. `at[k]` is the mean over positions [k T / 2, k T)
+    for k = 1, 2, 4, ... A document goes through the cache in chunks: memory does not grow with it.
     """
-    model.eval()
-    longest = int(max(held_out.lengths))
-    if multiple is None:
-        multiple = next((m for m in (8, 4, 2, 1) if m * training_length <= longest), 1)
-    length = multiple * training_length
-    documents = held_out.documents_at_least(length)[:max_documents]
-    if len(documents) == 0:
-        raise ValueError(
-            f"no held-out document has {length} tokens ({multiple} x the training length), the "
-            f"longest has {longest}; use longer documents or a smaller --multiple"
-        )
-    losses = []
-    with progress("loss by position", len(documents)) as report:
-        for document in documents:
-            tokens = held_out.document(int(document))[:length].astype(np.int64)
-            losses.append(token_losses(model, torch.from_numpy(tokens)[None])[0].double())
-            report(1)
-    by_document = torch.stack(losses)  # (documents, length - 1); column i predicts position i + 1
 
-    def mean(start: int, stop: int) -> dict[str, Any]:
-        per_document = by_document[:, max(start - 1, 0) : stop - 1].mean(dim=1)
-        error = per_document.std().item() / len(per_document) ** 0.5 if len(losses) > 1 else None
-        loss = per_document.mean().item()
-        return {"start": start, "stop": stop, "loss": loss, "standard_error": error}
+    multiple: int | None = None
+    training_length: int | None = None
+    buckets: int = 4
+    max_documents: int | None = None
 
-    width = max(1, training_length // buckets_per_length)
-    points = [2**k for k in range(multiple.bit_length()) if 2**k <= multiple]
-    return {
-        "training_length": training_length,
-        "length": length,
-        "documents": len(losses),
-        "buckets": [mean(start, start + width) for start in range(0, length - width + 1, width)],
-        "at": {str(k): mean(k * training_length // 2, k * training_length) for k in points},
-    }
+    def __post_init__(self) -> None:
+        for name in ("multiple", "training_length", "buckets", "max_documents"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ValueError(f"{name} must be at least 1, got {value}")
+
+    def base(self, subject: Subject) -> int:
+        """T: tokens of a training sequence."""
+        found = self.training_length or subject.training_length
+        if found is None:
+            raise ValueError(
+                f"nothing tells the training length of {subject.name}; set training_length"
+            )
+        return found
+
+    def times(self, subject: Subject) -> int:
+        """How many training lengths are read of each document."""
+        longest = int(max(subject.corpus.held_out.lengths))
+        fitting = (m for m in (8, 4, 2, 1) if m * self.base(subject) <= longest)
+        return self.multiple or next(fitting, 1)
+
+    def samples(self, subject: Subject) -> list[Sample]:
+        held_out = subject.corpus.held_out
+        length = self.times(subject) * self.base(subject)
+        documents = held_out.documents_at_least(length)[: self.max_documents]
+        if len(documents) == 0:
+            raise ValueError(
+                f"no held-out document has {length} tokens ({self.times(subject)} x the training "
+                f"length), the longest has {int(max(held_out.lengths))}; use longer documents, or "
+                "set multiple to fewer"
+            )
+        return [Sample(id=str(d), content=int(d), size=length) for d in documents]
+
+    def measure(self, subject: Subject, samples: Sequence[Sample]) -> list[Record]:
+        return [self._read(subject, sample.content, sample.size) for sample in samples]
+
+    def _read(self, subject: Subject, document: int, length: int) -> Record:
+        tokens = subject.corpus.held_out.document(document)[:length].astype(np.int64)
+        row = torch.from_numpy(tokens)[None]
+        losses = token_losses(subject.model, row, prefix=subject.prefix)[0].double()
+
+        def mean(start: int, stop: int) -> float:
+            return losses[max(start - 1, 0) : stop - 1].mean().item()  # entry i predicts i + 1
+
+        base = self.base(subject)
+        return {
+            "prompt": prompt_hash(tokens),
+            "buckets": [mean(*place) for place in self._places(base, length)],
+            "at": [mean(*place) for place in self._halves(base, length).values()],
+        }
+
+    def _places(self, base: int, length: int) -> list[tuple[int, int]]:
+        width = max(1, base // self.buckets)
+        return [(start, start + width) for start in range(0, length - width + 1, width)]
+
+    def _halves(self, base: int, length: int) -> dict[int, tuple[int, int]]:
+        multiple = length // base
+        powers = [2**k for k in range(multiple.bit_length()) if 2**k <= multiple]
+        return {power: (power * base // 2, power * base) for power in powers}
+
+    def results(self, subject: Subject, records: Sequence[Record]) -> dict[str, Any]:
+        base = self.base(subject)
+        length = self.times(subject) * base
+
+        def rows(name: str, places: Sequence[tuple[int, int]]) -> list[dict[str, Any]]:
+            columns = np.array([record[name] for record in records]).T
+            return [
+                {
+                    "start": start,
+                    "stop": stop,
+                    "loss": column.mean(),
+                    "standard_error": _error(column),
+                }
+                for (start, stop), column in zip(places, columns, strict=True)
+            ]
+
+        halves = self._halves(base, length)
+        at = rows("at", list(halves.values()))
+        return {
+            "training_length": base,
+            "length": length,
+            "documents": len(records),
+            "buckets": rows("buckets", self._places(base, length)),
+            "at": {str(k): row for k, row in zip(halves, at, strict=True)},
+        }
+
+    def scores(self, results: dict[str, Any]) -> dict[str, float]:
+        return {f"{self.title}@{k}x": row["loss"] for k, row in results["at"].items()}
+
+
+def _error(column: np.ndarray) -> float | None:
+    """The standard error of a mean; None of a single number."""
+    return column.std(ddof=1) / len(column) ** 0.5 if len(column) > 1 else None

@@ -328,6 +328,44 @@ def break_even(model: MeanbankForCausalLM, batch: int = 1) -> tuple[BankBreakEve
     return tuple(found)
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class BankSaving:
+    """Bytes of values that the banks of a model leave out of `tokens` tokens of each sequence.
+
+    saved: as many; of_values, of_keys_and_values: as a share of what all layers would hold of
+    either if they projected their values, compressed rows included.
+    """
+
+    tokens: int
+    saved: int
+    of_values: float
+    of_keys_and_values: float
+
+
+def bank_saving(model: MeanbankForCausalLM, tokens: int, batch: int = 1) -> BankSaving | None:
+    """What the banks of a model save in its states; None where it has none, or no attention."""
+    saved = keys = values = 0
+    itemsize = model.dtype.itemsize
+    for block in _blocks(model):
+        mixer = block.attention
+        if not isinstance(mixer, SoftmaxAttention):
+            return None
+        held, sizes = mixer.memory.held_max(tokens), mixer.geometry
+        keys += batch * (held.exact + held.rows) * sizes.key_width * itemsize
+        values += batch * (held.exact + held.rows) * sizes.value_width * itemsize
+        if mixer.values.stores_token_ids:
+            left_out = sizes.value_width * itemsize - mixer.values.stored_nbytes(model.dtype)
+            saved += batch * held.exact * left_out
+    if not saved:
+        return None
+    return BankSaving(
+        tokens=tokens,
+        saved=saved,
+        of_values=saved / values,
+        of_keys_and_values=saved / (keys + values),
+    )
+
+
 def _reached(held_max: Callable[[int], Any], tokens: int, batch: int) -> tuple[int | None, int]:
     """The context from which on `batch` sequences hold so many exact tokens, and the smallest
     batch that does at some context."""

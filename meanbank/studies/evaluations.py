@@ -1,140 +1,234 @@
-"""Evaluation tasks by name, on a run, with results in RUN/evaluations/TASK.json."""
+"""Evaluations of a run or of any causal language model, with results in files."""
 
 import dataclasses
-import sys
-from collections.abc import Callable, Iterator, Sequence
+import hashlib
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
-from meanbank.core.config import choose
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
+
+from meanbank.core.config import apply_override, build, choose, to_plain
+from meanbank.core.errors import one_line
 from meanbank.core.files import write_json
 from meanbank.core.provenance import produced_by
-from meanbank.data import Corpus, prepare_corpus
-from meanbank.evaluation import (
-    bits_per_byte,
-    decode_speed,
-    memory_at_contexts,
-    position_loss,
-    recall_accuracy,
-)
-from meanbank.training import LoadedRun
+from meanbank.core.tensor_file import tensor_bytes
+from meanbank.data import Corpus, DataConfig, load_tokenizer, prepare_corpus
+from meanbank.data.tokenizer import HUB
+from meanbank.evaluation import Evaluation, Subject, run_evaluation
+from meanbank.model import MeanbankForCausalLM
+from meanbank.model.fingerprint import model_fingerprint
+from meanbank.training import LoadedRun, load_run
+from meanbank.training.checkpoint import TOKENIZER, TRAINER, checkpoints, damage_told
+from meanbank.training.run import CONFIG, choose_device
+
+FOLDER = "evaluations"
+LONGEST_WITHOUT_NAME = 8192  # a model's own limit is no training length beyond that
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class EvaluationSettings:
-    """See `meanbank evaluate --help`."""
+class Evaluated:
+    """A subject, the folder for its results, and what a result says of it besides.
 
-    max_tokens: int | None = None
-    max_documents: int | None = None
-    multiple: int | None = None
-    context: int = 8192
-    sequences: int = 256
-
-    def __post_init__(self) -> None:
-        for field in dataclasses.fields(self):
-            value = getattr(self, field.name)
-            if value is not None and value < 1:
-                raise ValueError(f"{field.name} must be at least 1, got {value}")
-
-
-def _corpus(run: LoadedRun, task: str) -> Corpus:
-    if run.config.data.recall is not None:
-        raise ValueError(f"{run.path} was trained on the recall source; {task} needs a text source")
-    corpus = prepare_corpus(run.config.data)
-    trained_on = run.info["data"].get("fingerprint")
-    if corpus.fingerprint != trained_on:
-        raise ValueError(
-            f"the data of {run.path} has changed since it was trained (fingerprint "
-            f"{str(trained_on)[:12]}, now {corpus.fingerprint[:12]}), so its held-out split is "
-            "not the same"
-        )
-    return corpus
-
-
-def _bpb(run: LoadedRun, settings: EvaluationSettings) -> dict[str, Any]:
-    corpus = _corpus(run, "bpb")
-    return bits_per_byte(
-        run.model,
-        corpus.held_out,
-        corpus.token_bytes,
-        sequence_length=run.config.data.sequence_length,
-        max_tokens=settings.max_tokens,
-    )
-
-
-def _position_loss(run: LoadedRun, settings: EvaluationSettings) -> dict[str, Any]:
-    return position_loss(
-        run.model,
-        _corpus(run, "position-loss").held_out,
-        training_length=run.config.data.sequence_length,
-        multiple=settings.multiple,
-        max_documents=settings.max_documents,
-    )
-
-
-def _recall(run: LoadedRun, settings: EvaluationSettings) -> dict[str, Any]:
-    config = run.config.data.recall
-    if config is None:
-        raise ValueError(
-            f"{run.path} was trained on {run.config.data.source}; recall needs a run trained on "
-            "data.source = recall"
-        )
-    return recall_accuracy(run.model, config, sequences=settings.sequences)
-
-
-def _memory(run: LoadedRun, settings: EvaluationSettings) -> dict[str, Any]:
-    return memory_at_contexts(run.model)
-
-
-def _decode_speed(run: LoadedRun, settings: EvaluationSettings) -> dict[str, Any]:
-    return decode_speed(run.model, context=settings.context)
-
-
-TASKS: dict[str, Callable[[LoadedRun, EvaluationSettings], dict[str, Any]]] = {
-    "bpb": _bpb,
-    "position-loss": _position_loss,
-    "recall": _recall,
-    "memory": _memory,
-    "decode-speed": _decode_speed,
-}
-TEXT_TASKS, RECALL_TASKS = ("bpb", "position-loss", "memory"), ("recall", "memory")
-
-
-def _fitting_tasks(run: LoadedRun) -> Sequence[str]:
-    if run.config.data.recall is not None:
-        return RECALL_TASKS
-    longest = max(_corpus(run, "bpb").held_out.lengths)
-    if longest < run.config.data.sequence_length:
-        print("position-loss is left out: no held-out document is long enough", file=sys.stderr)
-        return [task for task in TEXT_TASKS if task != "position-loss"]
-    return TEXT_TASKS
-
-
-def evaluate_run(
-    run: LoadedRun, tasks: Sequence[str], settings: EvaluationSettings
-) -> Iterator[dict[str, Any]]:
-    """Run tasks one after another; each result is written to its file and yielded.
-
-    No tasks means those that fit the run and its held-out documents. Raises ValueError for an
-    unknown task, before any work, and for one that does not fit.
+    identity: tells its weights and texts, so that records are not mixed. suffix: of result files.
     """
-    if not tasks:
-        tasks = _fitting_tasks(run)
-    for task in tasks:
-        choose("task", task, TASKS)
-    for task in tasks:
-        device, dtype = str(run.model.device), str(run.model.dtype).removeprefix("torch.")
-        seed = run.config.training.seed
-        result = {
-            "task": task,
+
+    subject: Subject
+    folder: Path
+    facts: dict[str, Any]
+    identity: str
+    suffix: str = ""
+    seed: int | None = None
+
+
+def of_run(run: LoadedRun, data: str | None = None) -> Evaluated:
+    """A run, evaluated on its own held-out texts, or on those of another source."""
+    source = None if data is None else _corpus_of(data, checkpoints(run.path)[-1])
+    texts = run.info["data"] if source is None else source.description
+    return Evaluated(
+        subject=run.subject(None if source is None else lambda: source),
+        folder=run.path / FOLDER,
+        facts={
             "run": str(run.path),
             "step": run.step,
             "bank_storage": run.bank_storage,
-            "settings": dataclasses.asdict(settings),
-            "produced_by": produced_by(device=device, dtype=dtype, seed=seed),
-            "bos_policy": "none: texts are read as they are",
-            "data": run.info["data"],
-            "results": TASKS[task](run, settings),
+            "config": run.config.plain(),
+            "data": texts,
+        },
+        identity=f"{_weights(run.model)} {texts.get('fingerprint')}",
+        suffix="" if run.bank_storage == "resident" else f"-{run.bank_storage}",
+        seed=run.config.training.seed,
+    )
+
+
+def of_model(name: str, out: Path, device: str = "auto", data: str | None = None) -> Evaluated:
+    """A causal language model of a Hugging Face folder, or `hf:NAME` of the hub.
+
+    Only safetensors are read, and no code that comes with a model is run. Raises ValueError for
+    what cannot be loaded.
+    """
+    place = name.removeprefix(HUB)
+    if place == name and not (Path(name) / "config.json").is_file():
+        raise ValueError(f"{name} is neither a run nor a model: it has no {CONFIG}, no config.json")
+    options: dict[str, Any] = {"trust_remote_code": False, "local_files_only": place == name}
+    with damage_told(Path(name)):
+        config = AutoConfig.from_pretrained(place, **options)
+        model = AutoModelForCausalLM.from_pretrained(
+            place, config=config, use_safetensors=True, **options
+        )
+    model.to(choose_device(device))  # pyright: ignore[reportArgumentType]
+    corpus = None if data is None else _corpus_of(data, name)
+    limit = getattr(config, "max_position_embeddings", None)
+    subject = Subject(
+        name=name,
+        model=model.eval(),
+        tokenizer=_tokenizer(place, options),
+        training_length=None if limit is None else min(limit, LONGEST_WITHOUT_NAME),
+        open_corpus=None if corpus is None else lambda: corpus,
+    )
+    texts = None if corpus is None else corpus.description
+    return Evaluated(
+        subject=subject,
+        folder=out,
+        facts={"model": name, "config": config.to_dict(), "data": texts},
+        identity=f"{_weights(model)} {corpus and corpus.fingerprint}",
+    )
+
+
+def open_evaluated(
+    name: str,
+    *,
+    device: str = "auto",
+    bank_storage: str = "resident",
+    data: str | None = None,
+    out: Path | None = None,
+    bos: str = "none",
+) -> Evaluated:
+    """A run's folder, or a model's; see `of_run` and `of_model`.
+
+    out: folder of results, default RUN/evaluations, for a model runs/NAME/evaluations. bos:
+    "always" puts a model's begin-of-text token before every text.
+    """
+    folder = Path(name)
+    is_model = name.startswith(HUB) or (
+        (folder / "config.json").is_file() and not (folder / TRAINER).is_file()
+    )
+    if not is_model:
+        if bos != "none":
+            raise ValueError("runs have no begin-of-text token; --bos is for other models")
+        found = of_run(load_run(folder, device, bank_storage), data)
+        return found if out is None else dataclasses.replace(found, folder=out)
+    if bank_storage != "resident":
+        raise ValueError("--bank-storage is for runs; a model is loaded as it is")
+    last = name.removeprefix(HUB).rstrip("/").split("/")[-1]
+    found = of_model(name, out or Path("runs") / last / FOLDER, device, data)
+    if bos == "none":
+        return found
+    token = found.subject.model.config.bos_token_id
+    if token is None:
+        raise ValueError(f"{name} has no begin-of-text token; leave --bos out")
+    subject = dataclasses.replace(found.subject, prefix=(token,))
+    return dataclasses.replace(found, subject=subject, identity=f"{found.identity} bos {token}")
+
+
+def _tokenizer(place: str, options: dict[str, Any]) -> Any:
+    """The model's, as the `tokenizers` package has it; None where it has none that is fast."""
+    if (Path(place) / TOKENIZER).is_file():
+        return load_tokenizer(place)
+    try:
+        return AutoTokenizer.from_pretrained(place, **options).backend_tokenizer
+    except (OSError, ValueError, AttributeError, ImportError):
+        return None
+
+
+def _corpus_of(source: str, tokenizer: str | Path) -> Corpus:
+    """Texts of a source as a model's tokenizer cuts them; the split is that of every run."""
+    return prepare_corpus(DataConfig(source=source, tokenizer=str(tokenizer)))
+
+
+def _weights(model: PreTrainedModel) -> str:
+    """sha256 of a model's weights."""
+    head = model.get_output_embeddings()
+    if isinstance(model, MeanbankForCausalLM):
+        tensors, first = ({} if head is None else head.state_dict()), model_fingerprint(model)
+    else:
+        tensors, first = model.state_dict(), ""
+    digest = hashlib.sha256(first.encode("ascii"))
+    for name, tensor in sorted(tensors.items()):
+        digest.update(f"\n{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
+        digest.update(tensor_bytes(tensor.cpu().contiguous()))
+    return digest.hexdigest()
+
+
+def read_tasks(names: Sequence[str], changes: Sequence[str]) -> list[Evaluation]:
+    """Evaluations by name, with settings `TASK.SETTING=VALUE` (values are YAML).
+
+    Raises ValueError for unknown tasks and settings, and for a task that is not among `names`.
+    """
+    settings: dict[str, Any] = {}
+    for name in names:
+        settings[choose("task", name, Evaluation.family)] = {"type": name}
+    for change in changes:
+        task = change.partition(".")[0]
+        if task not in settings:
+            raise ValueError(f"{change!r} is for the task {task!r}, which is not to be run")
+        apply_override(settings, change)
+    return [build(Evaluation, value, name) for name, value in settings.items()]
+
+
+def fitting_tasks(subject: Subject) -> list[str]:
+    """What is evaluated where nobody names a task; ValueError where nothing fits."""
+    ours = ["memory"] if isinstance(subject.model, MeanbankForCausalLM) else []
+    if subject.recall is not None:
+        return ["recall", *ours]
+    if subject.open_corpus is None:
+        raise ValueError(f"name what to evaluate {subject.name} by: --task, or texts with --data")
+    lengths = subject.corpus.held_out.lengths
+    long = subject.training_length is not None and max(lengths) >= subject.training_length
+    return ["bpb", *(["position-loss"] if long else []), *ours]
+
+
+def evaluate(
+    evaluated: Evaluated, evaluations: Sequence[Evaluation], *, keep_records: bool = False
+) -> Iterator[dict[str, Any]]:
+    """Run evaluations one after another; each result is written to its file and yielded.
+
+    Records of single samples are in TITLE.records.jsonl while an evaluation runs, so that it can
+    be taken up again, and afterwards where `keep_records` says so.
+    """
+    subject = evaluated.subject
+    for evaluation in evaluations:
+        name = evaluation.title + evaluated.suffix
+        records = evaluated.folder / f"{name}.records.jsonl"
+        started = time.monotonic()
+        outcome = run_evaluation(evaluation, subject, records, evaluated.identity)
+        device, dtype = str(subject.model.device), str(subject.model.dtype)
+        result = {
+            "task": evaluation.tag,
+            "name": evaluation.title,
+            **evaluated.facts,
+            "settings": to_plain(evaluation),
+            "identity": evaluated.identity,
+            "produced_by": produced_by(
+                device=device, dtype=dtype.removeprefix("torch."), seed=evaluated.seed
+            ),
+            "bos_policy": subject.bos_policy,
+            "prompt_hash": outcome.prompt_hash,
+            "seconds": round(time.monotonic() - started, 3),
+            "scores": outcome.scores,
+            "results": outcome.results,
         }
-        name = task if run.bank_storage == "resident" else f"{task}-{run.bank_storage}"
-        write_json(run.path / "evaluations" / f"{name}.json", result)
+        path = evaluated.folder / f"{name}.json"
+        try:
+            write_json(path, result)
+        except ValueError as error:
+            raise ValueError(f"{name} of {subject.name} is not finite: {one_line(error)}") from None
+        if not keep_records:
+            records.unlink(missing_ok=True)
         yield result
+
+
+def evaluate_run(run: LoadedRun, evaluations: Sequence[Evaluation]) -> Iterator[dict[str, Any]]:
+    """As a study does: on the run's own texts, with records of all samples."""
+    yield from evaluate(of_run(run), evaluations, keep_records=True)

@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 import yaml
 
-from meanbank.core.config import build, choose, to_plain
+from meanbank.core.config import apply_override, build, choose, to_plain
 from meanbank.core.errors import one_line
 from meanbank.data import DataConfig
 from meanbank.model import MeanbankConfig
@@ -157,7 +157,7 @@ def load_config(path: str | Path, overrides: Iterable[str] = ()) -> RunConfig:
     if not isinstance(settings, dict):
         raise ValueError(f"{path} must hold a mapping with model, data and training")
     for override in overrides:
-        _override(settings, override)
+        apply_override(settings, override)
     try:
         config = build(RunConfig, settings)
     except ValueError as error:
@@ -168,46 +168,3 @@ def load_config(path: str | Path, overrides: Iterable[str] = ()) -> RunConfig:
     # a run must find its files again from whatever folder it is evaluated in
     data = dataclasses.replace(config.data, source=f"files:{Path.cwd() / pattern}")
     return dataclasses.replace(config, data=data)
-
-
-def _override(settings: dict, override: str) -> None:
-    key, equals, text = override.partition("=")
-    if not equals or not key:
-        raise ValueError(f"an override must look like training.steps=100, got {override!r}")
-    try:
-        value = yaml.safe_load(text)
-    except yaml.YAMLError as error:
-        raise ValueError(f"the value of {override!r} is not YAML: {one_line(error)}") from None
-    node: Any = settings
-    *parents, last = key.split(".")
-    for depth, name in enumerate(parents):
-        child = _child(node, name, override)
-        if isinstance(child, str):  # `recipe: kvm` is short for `recipe: {type: kvm}`
-            child = {"type": child}
-        elif child is None:
-            child = {}
-        if not isinstance(child, (dict, list)):
-            path = ".".join(parents[: depth + 1])
-            raise ValueError(f"cannot set {key}: {path} is {child!r}, not a group of settings")
-        _assign(node, name, child, override)
-        node = child
-    _assign(node, last, value, override)
-
-
-def _child(node: dict | list, name: str, override: str) -> Any:
-    return node[_index(node, name, override)] if isinstance(node, list) else node.get(name)
-
-
-def _assign(node: dict | list, name: str, value: Any, override: str) -> None:
-    if isinstance(node, list):
-        node[_index(node, name, override)] = value
-    else:
-        node[name] = value
-
-
-def _index(node: list, name: str, override: str) -> int:
-    if not name.isdigit() or int(name) >= len(node):
-        raise ValueError(
-            f"{override!r}: {name!r} is not an entry of a list of {len(node)} (0 is the first)"
-        )
-    return int(name)

@@ -9,6 +9,7 @@ RUN/evaluations/    results
 
 import dataclasses
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from tokenizers import Tokenizer
 from meanbank.core.files import read_json, write_json, write_text
 from meanbank.data import Corpus, RecallBatches, TextBatches, prepare_corpus
 from meanbank.data.tokenizer import load_tokenizer
+from meanbank.evaluation import Subject
 from meanbank.evaluation.bpb import window_starts
 from meanbank.model import MeanbankForCausalLM
 from meanbank.training.checkpoint import TOKENIZER, TRAINER, checkpoints, damage_told
@@ -167,6 +169,39 @@ class LoadedRun:
     info: dict[str, Any]
     step: int
     bank_storage: str = "resident"
+
+    def corpus(self) -> Corpus:
+        """What it was trained on, prepared; ValueError where that has changed since."""
+        corpus = prepare_corpus(self.config.data)
+        trained_on = self.info["data"].get("fingerprint")
+        if corpus.fingerprint != trained_on:
+            raise ValueError(
+                f"the data of {self.path} has changed since it was trained (fingerprint "
+                f"{str(trained_on)[:12]}, now {corpus.fingerprint[:12]}), so its held-out split is "
+                "not the same"
+            )
+        return corpus
+
+    def subject(self, open_corpus: Callable[[], Corpus] | None = None) -> Subject:
+        """The model as evaluations take it, on other texts than its own if `open_corpus` is set."""
+        own = subject_of(self.config, self.model, None)
+        corpus = open_corpus or (self.corpus if own.recall is None else None)
+        return dataclasses.replace(
+            own, name=str(self.path), tokenizer=self.tokenizer, open_corpus=corpus
+        )
+
+
+def subject_of(config: RunConfig, model: MeanbankForCausalLM, corpus: Corpus | None) -> Subject:
+    """A model of this configuration as evaluations take it."""
+    data = config.data
+    return Subject(
+        name=config.description or "the model",
+        model=model,
+        training_length=data.sequence_length,
+        open_corpus=None if corpus is None else lambda: corpus,
+        isolated=data.pack == "isolate",
+        recall=data.recall,
+    )
 
 
 def load_run(run: str | Path, device: str = "auto", bank_storage: str = "resident") -> LoadedRun:

@@ -16,7 +16,7 @@ from torch import Tensor
 from meanbank.core.progress import progress
 from meanbank.core.provenance import produced_by
 from meanbank.data import IGNORED, Batch
-from meanbank.evaluation.bpb import bits_per_byte
+from meanbank.evaluation import BitsPerByte, run_evaluation
 from meanbank.model import MeanbankForCausalLM
 from meanbank.training.checkpoint import checkpoints, load_checkpoint, save_checkpoint
 from meanbank.training.config import RunConfig
@@ -32,6 +32,7 @@ from meanbank.training.run import (
     choose_device,
     make_run,
     open_data,
+    subject_of,
     write_run_info,
 )
 
@@ -165,19 +166,13 @@ class Trainer:
         last = step == settings.steps
         due = settings.evaluate_every and step % settings.evaluate_every == 0
         if self.data.corpus is not None and (due or last):
-            corpus, isolated = self.data.corpus, self.config.data.pack == "isolate"
-            result = bits_per_byte(
-                self.model,
-                corpus.held_out,
-                corpus.token_bytes,
-                sequence_length=self.config.data.sequence_length,
-                max_tokens=settings.evaluation_tokens,
-                isolated_by=corpus.end_of_text_id if isolated else None,
-            )
+            subject = subject_of(self.config, self.model, self.data.corpus)
+            held_out = BitsPerByte(max_tokens=settings.evaluation_tokens)
+            bpb = run_evaluation(held_out, subject).results["bpb"]
             self.model.train()
-            if not math.isfinite(result["bpb"]):
-                raise NonFiniteError(f"the held-out loss is {result['bpb']} after step {step}")
-            metrics.write(step, held_out_bpb=result["bpb"])
+            if not math.isfinite(bpb):
+                raise NonFiniteError(f"the held-out loss is {bpb} after step {step}")
+            metrics.write(step, held_out_bpb=bpb)
         due = settings.checkpoint_every and step % settings.checkpoint_every == 0
         if due or last or stopped is not None:
             broken = [n for n, p in self.model.named_parameters() if not _finite(p)]

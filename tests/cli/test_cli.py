@@ -28,11 +28,12 @@ def test_train_evaluate_generate(config_file, tmp_path, capsys, monkeypatch):
     assert str(out) in capsys.readouterr().out
     assert json.loads((out / "run.json").read_text())["seed"] == 3
 
-    assert run("evaluate", str(out), "--task", "bpb,memory,decode-speed", "--context", "70") == 0
+    settings = ("--set", "serving.contexts=[70]", "serving.tokens=2")
+    assert run("evaluate", str(out), "--task", "bpb,memory,serving,samples", *settings) == 0
     shown = capsys.readouterr().out
     assert "bpb" in shown
     assert "1,048,576" in shown
-    for task in ("bpb", "memory", "decode-speed"):
+    for task in ("bpb", "memory", "serving", "samples"):
         result = json.loads((out / "evaluations" / f"{task}.json").read_text())
         assert result["task"] == task
         assert result["produced_by"]["seed"] == 3
@@ -42,7 +43,10 @@ def test_train_evaluate_generate(config_file, tmp_path, capsys, monkeypatch):
     bpb, mapped = (json.loads(file.read_text()) for file in files)
     assert mapped["bank_storage"] == "mmap"
     assert mapped["results"] == bpb["results"]
-    assert run("evaluate", str(out), "--task", "position-loss", "--multiple", "2") == 0
+    multiple = ("--set", "position-loss.multiple=2", "--records")
+    assert run("evaluate", str(out), "--task", "position-loss", *multiple) == 0
+    assert len((out / "evaluations" / "position-loss.records.jsonl").read_text().splitlines()) > 1
+    assert not (out / "evaluations" / "bpb.records.jsonl").exists()
     result = json.loads((out / "evaluations" / "position-loss.json").read_text())["results"]
     assert result["length"] == 64
     assert list(result["at"]) == ["1", "2"]
@@ -65,10 +69,10 @@ def test_recall(tmp_path, capsys):
     out = str(tmp_path / "run")
     small = ("--set", "training.steps=2", "--set", "training.warmup_steps=0")
     assert run("train", "quick/recall_sqrt", *small, "--out", out) == 0
-    assert run("evaluate", out, "--task", "recall", "--sequences", "2") == 0
+    assert run("evaluate", out, "--task", "recall", "--set", "recall.sequences=2") == 0
     assert "1,024" in capsys.readouterr().out
     assert run("evaluate", out, "--task", "bpb") == 2
-    assert "needs a text source" in capsys.readouterr().err
+    assert "has no texts" in capsys.readouterr().err
     assert run("generate", out, "--prompt", "x") == 2
     assert "not text" in capsys.readouterr().err
 
@@ -90,16 +94,18 @@ def test_recall(tmp_path, capsys):
         (["evaluate", "RUN", "--task", "bbp"], "unknown task 'bbp'; choose one of bpb"),
         (["evaluate", "RUN", "--task", "recall"], "recall needs a run"),
         (
-            ["evaluate", "RUN", "--task", "position-loss", "--multiple", "500"],
+            ["evaluate", "RUN", "--task", "position-loss", "--set", "position-loss.multiple=500"],
             "no held-out document",
         ),
-        (["evaluate", "RUN", "--max-tokens", "0"], "must be at least 1"),
+        (["evaluate", "RUN", "--set", "bpb.max_tokens=0"], "must be at least 1"),
+        (["evaluate", "RUN", "--task", "bpb", "--set", "bpb.maxtokens=1"], "choose one of max_tok"),
+        (["evaluate", "RUN", "--task", "bpb", "--set", "recall.seed=1"], "not to be run"),
+        (["evaluate", "RUN", "--task", "bpb", "--bos", "always"], "no begin-of-text token"),
         (["generate", "EMPTY", "--prompt", "x"], "not a run folder"),
         (["generate", "RUN", "--prompt", ""], "the prompt is empty"),
         (["generate", "RUN", "--prompt", "x", "--max-new-tokens", "0"], "max_new_tokens"),
         (["generate", "RUN", "--prompt", "x", "--top-p", "0"], "top_p"),
         (["generate", "RUN", "--prompt", "x", "--temperature", "-1"], "temperature"),
-        (["demo", "--out", "RUN"], "holds something else"),
     ],
 )
 def test_wrong_input_is_one_line_and_exit_code_2(
@@ -128,7 +134,7 @@ def test_changed_data_is_noticed(trained, corpus, capsys):
     assert "has changed since it was trained" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("verb", ["train", "evaluate", "generate", "plan", "context", "demo"])
+@pytest.mark.parametrize("verb", ["train", "evaluate", "generate", "plan", "context"])
 def test_help(verb, capsys):
     assert run(verb, "--help") == 0
     assert f"meanbank {verb}" in capsys.readouterr().out

@@ -6,16 +6,19 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from transformers import LlamaConfig, LlamaForCausalLM
 
 from meanbank import MeanbankConfig, MeanbankForCausalLM
 from meanbank.data import PackedTokens, RecallConfig
 from meanbank.evaluation import (
-    bigram_bits_per_byte,
-    bits_per_byte,
-    decode_speed,
-    memory_at_contexts,
-    position_loss,
-    recall_accuracy,
+    BigramBits,
+    BitsPerByte,
+    MemoryBytes,
+    PositionLoss,
+    Recall,
+    Serving,
+    Subject,
+    run_evaluation,
 )
 from meanbank.evaluation.bpb import window_starts
 from meanbank.evaluation.losses import token_losses
@@ -30,10 +33,27 @@ def make_model(vocab_size=30, memory="kvm") -> MeanbankForCausalLM:
     return MeanbankForCausalLM(config).eval()
 
 
+def hf_llama() -> LlamaForCausalLM:
+    config = LlamaConfig(
+        vocab_size=30, hidden_size=16, intermediate_size=32, num_hidden_layers=2,
+        num_attention_heads=2, num_key_value_heads=2,
+    )  # fmt: skip
+    return LlamaForCausalLM(config).eval()
+
+
 def packed(*documents: list[int]) -> PackedTokens:
     tokens = np.array([token for document in documents for token in document], dtype=np.uint16)
     offsets = np.cumsum([0, *(len(document) for document in documents)])
     return PackedTokens(tokens=tokens, offsets=offsets)
+
+
+def subject(model, held_out=None, sizes=None, **more) -> Subject:
+    corpus = SimpleNamespace(held_out=held_out, token_bytes=sizes, end_of_text_id=0)
+    return Subject(name="a model", model=model, open_corpus=lambda: corpus, **more)
+
+
+def results(evaluation, found: Subject) -> dict:
+    return run_evaluation(evaluation, found).results
 
 
 def uniform_model(vocab_size=30):
@@ -55,7 +75,7 @@ def test_bits_per_byte_of_a_uniform_model():
     sizes = np.array([0, *([2] * 29)])  # token 0 stands for no bytes, the others for two each
     document = [*range(1, 30), 0]
     held_out = packed(document, document)
-    result = bits_per_byte(uniform_model(), held_out, sizes, sequence_length=10)
+    result = results(BitsPerByte(sequence_length=10), subject(uniform_model(), held_out, sizes))
     assert result["bpb"] == pytest.approx(math.log2(30) / 2, rel=1e-6)
     assert result["nats_per_token"] == pytest.approx(math.log(30), rel=1e-6)
     assert result["windows"] == 5
@@ -76,7 +96,8 @@ def test_loss_by_position_takes_long_documents_from_their_start():
     generator = np.random.default_rng(0)
     long = [generator.integers(0, 30, 40).tolist() for _ in range(3)]
     held_out = packed(long[0], [1, 2, 3], long[1], long[2])
-    result = position_loss(model, held_out, training_length=8, multiple=4, buckets_per_length=2)
+    found = subject(model, held_out, training_length=8)
+    result = results(PositionLoss(multiple=4, buckets=2), found)
     assert result["documents"] == 3
     assert result["length"] == 32
     losses = token_losses(model, torch.tensor([document[:32] for document in long])).double()
@@ -87,31 +108,38 @@ def test_loss_by_position_takes_long_documents_from_their_start():
     error = per_document.std().item() / 3**0.5
     assert at["standard_error"] == pytest.approx(error, abs=1e-5)
     assert [bucket["stop"] for bucket in result["buckets"]] == list(range(4, 33, 4))
-    first = position_loss(model, held_out, training_length=8, multiple=4, max_documents=1)
+    first = results(PositionLoss(multiple=4, max_documents=1), found)
     assert first["at"]["1"]["standard_error"] is None
     # the longest document has 40 tokens: the default is 4 x 8, and 8 x 8 is refused
-    assert position_loss(model, held_out, training_length=8)["length"] == 32
+    assert results(PositionLoss(), found)["length"] == 32
     with pytest.raises(ValueError, match=r"no held-out document has 64 tokens .* longest has 40"):
-        position_loss(model, held_out, training_length=8, multiple=8)
+        results(PositionLoss(multiple=8), found)
 
 
 def test_recall_counts_queries():
     config = RecallConfig()
     model = make_model(config.vocab_size, "full")
-    result = recall_accuracy(model, config, grid=((32, 4), (128, 24)), sequences=8)
+    found = subject(model, recall=config)
+    task = Recall(grid=((32, 4), (128, 24)), sequences=8, batch_size=3)
+    outcome = run_evaluation(task, found)
+    result = outcome.results
     assert [(r["length"], r["pairs"]) for r in result["grid"]] == [(32, 4), (128, 24)]
     assert result["grid"][0]["queries"] == 8 * 4
     assert result["grid"][1]["queries"] == 8 * 12
     assert all(r["accuracy"] < 0.4 for r in result["grid"])
-    again = recall_accuracy(model, config, grid=((32, 4), (128, 24)), sequences=8)
-    assert again == result
+    right = sum(record["right"] for record in outcome.records[:8])
+    assert outcome.scores["recall@32/4"] == result["grid"][0]["accuracy"]
+    assert result["grid"][0]["accuracy"] == pytest.approx(right / 32)
+    again = Recall(grid=((32, 4), (128, 24)), sequences=8, batch_size=5)
+    assert run_evaluation(again, found).prompt_hash == outcome.prompt_hash
+    assert results(again, found) == result
 
 
 def test_memory_of_the_papers_model():
     """KVM-sqrt16 at 120M: 12 layers of 2896 rows and 512 exact tokens, 6 heads of 128."""
     with torch.device("meta"):
         model = MeanbankForCausalLM(MeanbankConfig())
-    result = memory_at_contexts(model, contexts=[32769])
+    result = results(MemoryBytes(contexts=(32769,)), subject(model))
     rows = 2896 * 6 * (128 + 128 + 1) * 4
     window = 512 * 6 * (128 + 128 + 1) * 4
     tails = (4 * 768) * 4
@@ -120,11 +148,51 @@ def test_memory_of_the_papers_model():
     assert result["parameter_bytes"] == 4 * 162_942_096
 
 
-def test_decode_speed_reports_what_it_did():
-    result = decode_speed(make_model(), context=50, tokens=4)
-    assert result["context"] == 50
-    assert result["tokens_per_second"] > 0
-    assert result["memory_bytes"] > 0
+@pytest.mark.parametrize("values", ["projection", "bank"])
+def test_what_a_bank_saves_is_counted_from_caches(values):
+    plan = [{"memory": "full"}, {"where": [1], "values": values}]
+    config = MeanbankConfig(
+        vocab_size=30, hidden_size=16, num_hidden_layers=3, num_attention_heads=2, plan=plan
+    )
+    result = results(MemoryBytes(contexts=(40,)), subject(MeanbankForCausalLM(config)))
+    if values == "projection":
+        assert result["saved"] == []
+        return
+    token_values, ids = 16 * 4, 4
+    (saved,) = result["saved"]
+    assert saved["saved"] == 40 * (token_values - ids)
+    assert saved["of_values"] == pytest.approx((token_values - ids) / (3 * token_values))
+    assert saved["of_keys_and_values"] == pytest.approx(saved["of_values"] / 2)
+    plain = MeanbankForCausalLM(
+        MeanbankConfig(**{**config.to_dict(), "plan": plan[:1], "layers": None})
+    )
+    difference = plain.model.memory_nbytes_max(40) - result["contexts"][0]["bytes"]
+    tails = 16 * 4  # of the value's token shift, which a bank layer does not have
+    assert difference in (saved["saved"], saved["saved"] + tails)
+
+
+@pytest.mark.parametrize("make", [make_model, hf_llama])
+def test_serving_reports_what_it_did(make):
+    outcome = run_evaluation(Serving(contexts=(50, 20), tokens=4), subject(make()))
+    first, second = outcome.results["contexts"]
+    assert (first["tokens"], second["tokens"]) == (50, 20)
+    assert first["decode_tokens_per_second"] > 0
+    assert first["prefill_tokens_per_second"] > 0
+    assert outcome.scores["serving:bytes@50"] == first["bytes"]
+    if make is hf_llama:  # keys and values of 2 layers, fp32; the last token is in it
+        assert first["bytes"] == 2 * 2 * 16 * 4 * (50 + 8 + 4)
+
+
+def test_losses_of_another_model_and_with_a_prefix():
+    """Reading in chunks and after a prefix is what one pass over all of it gives."""
+    model = hf_llama()
+    tokens = torch.randint(30, (2, 25))
+    rows = torch.cat([torch.tensor([[7, 3]]).expand(2, -1), tokens], dim=1)
+    logits = model(rows[:, :-1]).logits.detach()
+    whole = torch.nn.functional.cross_entropy(logits.mT, rows[:, 1:], reduction="none")
+    for chunk in (6, 100):
+        found = token_losses(model, tokens, chunk=chunk, prefix=(7, 3))
+        torch.testing.assert_close(found, whole[:, 2:], atol=1e-5, rtol=1e-5)
 
 
 def test_the_bigram_baseline():
@@ -134,8 +202,10 @@ def test_the_bigram_baseline():
     corpus = SimpleNamespace(
         train=packed(cycle), held_out=packed(cycle[:500]), vocab_size=6, token_bytes=sizes
     )
-    assert bigram_bits_per_byte(corpus, sequence_length=99)["bpb"] < 0.01
+    found = Subject(name="counts", model=make_model(), open_corpus=lambda: corpus)
+    assert results(BigramBits(sequence_length=99), found)["bpb"] < 0.01
     noise = np.random.default_rng(0).integers(1, 6, 50_000).tolist()
     corpus.train, corpus.held_out = packed(noise[:40_000]), packed(noise[40_000:])
-    result = bigram_bits_per_byte(corpus, sequence_length=99)
+    found = Subject(name="counts", model=make_model(), open_corpus=lambda: corpus)
+    result = results(BigramBits(sequence_length=99), found)
     assert result["bpb"] == pytest.approx(math.log2(5), rel=0.01)

@@ -1,0 +1,48 @@
+"""What a model writes, for people to look at."""
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from meanbank.evaluation.base import Evaluation, Record, Sample, Subject, prompt_hash
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TextSample(Evaluation, tag="samples"):
+    """A continuation of each prompt; temperature 0 is greedy. Nothing is scored."""
+
+    prompts: tuple[str, ...] = ("def read_lines(path):\n",)
+    max_new_tokens: int = 96
+    temperature: float = 0.8
+    top_p: float = 0.9
+    seed: int = 0
+
+    def samples(self, subject: Subject) -> list[Sample]:
+        subject.text_tokenizer()
+        return [Sample(id=str(n), content=prompt) for n, prompt in enumerate(self.prompts)]
+
+    def measure(self, subject: Subject, samples: Sequence[Sample]) -> list[Record]:
+        return [self._go_on(subject, sample.content) for sample in samples]
+
+    def _go_on(self, subject: Subject, prompt: str) -> Record:
+        ids = torch.tensor([subject.encode(prompt)], device=subject.model.device)
+        sampled = {"do_sample": True, "temperature": self.temperature, "top_p": self.top_p}
+        torch.manual_seed(self.seed)
+        model: Any = subject.model
+        written = model.generate(
+            ids,
+            attention_mask=torch.ones_like(ids),
+            max_new_tokens=self.max_new_tokens,
+            **(sampled | {"top_k": 0} if self.temperature else {"do_sample": False}),
+        )
+        new = written[0, ids.shape[1] :].tolist()
+        text = subject.text_tokenizer().decode(new)
+        return {"prompt": prompt_hash(prompt), "asked": prompt, "text": text, "tokens": len(new)}
+
+    def results(self, subject: Subject, records: Sequence[Record]) -> dict[str, Any]:
+        return {"samples": [{"prompt": r["asked"], "text": r["text"]} for r in records]}
+
+    def scores(self, results: dict[str, Any]) -> dict[str, float]:
+        return {}

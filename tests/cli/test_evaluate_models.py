@@ -1,0 +1,84 @@
+"""`meanbank evaluate` on a model of another library's classes."""
+
+import json
+
+import pytest
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from meanbank.cli import main
+from meanbank.data import train_tokenizer
+
+
+def run(*arguments: str) -> int:
+    with pytest.raises(SystemExit) as stop:
+        main(list(arguments))
+    return int(stop.value.code or 0)
+
+
+@pytest.fixture
+def llama(tmp_path, corpus):
+    """A model of 60 tokens' context with a begin-of-text token, saved as Hugging Face does."""
+    texts = [file.read_text() for file in corpus.iterdir()]
+    tokenizer = train_tokenizer(texts, 300)
+    config = LlamaConfig(
+        vocab_size=tokenizer.get_vocab_size(), hidden_size=16, intermediate_size=32,
+        num_hidden_layers=2, num_attention_heads=2, max_position_embeddings=60, bos_token_id=5,
+    )  # fmt: skip
+    folder = tmp_path / "llama"
+    LlamaForCausalLM(config).save_pretrained(folder)
+    tokenizer.save(str(folder / "tokenizer.json"))
+    return folder
+
+
+def test_any_causal_language_model_is_evaluated(llama, corpus, tmp_path, capsys):
+    out = tmp_path / "results"
+    source = f"files:{corpus}/*.txt"
+    tasks = ("--task", "bpb,position-loss,serving,samples", "--set", "serving.contexts=[20]")
+    places = ("--data", source, "--out", str(out))
+    assert run("evaluate", str(llama), *tasks, *places) == 0
+    assert "nats per token" in capsys.readouterr().out
+    results = {task: json.loads((out / f"{task}.json").read_text()) for task in
+               ("bpb", "position-loss", "serving", "samples")}  # fmt: skip
+    assert results["bpb"]["scores"]["bpb"] > 0
+    assert results["bpb"]["data"]["source"] == source
+    assert results["bpb"]["config"]["model_type"] == "llama"
+    assert results["bpb"]["prompt_hash"]
+    assert results["position-loss"]["results"]["training_length"] == 60
+    assert "none" in results["bpb"]["bos_policy"]
+    assert run("evaluate", str(llama), "--task", "bpb", *places, "--bos", "always") == 0
+    after_bos = json.loads((out / "bpb.json").read_text())
+    assert "[5]" in after_bos["bos_policy"]
+    assert after_bos["scores"] != results["bpb"]["scores"]
+
+
+def test_what_is_not_safetensors_is_not_loaded(llama, tmp_path, capsys):
+    model = LlamaForCausalLM.from_pretrained(llama)
+    (llama / "model.safetensors").unlink()
+    torch.save(model.state_dict(), llama / "pytorch_model.bin")
+    assert run("evaluate", str(llama), "--task", "serving", "--out", str(tmp_path / "x")) == 2
+    errors = capsys.readouterr().err.splitlines()
+    assert "safetensors" in errors[-1]
+    assert errors[-1].startswith("meanbank: error: ")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["LLAMA"], "name what to evaluate"),
+        (["LLAMA", "--task", "recall"], "recall needs a run"),
+        (["LLAMA", "--task", "bpb"], "has no texts"),
+        (["LLAMA", "--task", "memory"], "not a model of meanbank"),
+        (["LLAMA", "--task", "serving", "--bank-storage", "mmap"], "is for runs"),
+        (["NOTHING"], "not a run folder"),
+    ],
+)
+def test_wrong_input_is_one_line(arguments, message, llama, tmp_path, capsys):
+    places = {"LLAMA": str(llama), "NOTHING": str(tmp_path / "nothing")}
+    out = tmp_path / "results"
+    words = [places.get(word, word) for word in arguments]
+    assert run("evaluate", *words, "--out", str(out)) == 2
+    errors = [line for line in capsys.readouterr().err.splitlines() if "error" in line]
+    assert len(errors) == 1
+    assert message in errors[0]
+    assert not out.exists()
