@@ -12,6 +12,8 @@ import torch
 import yaml
 from hypothesis import settings as hypothesis_settings
 
+from meanbank.training import load_config, train
+
 # A busy machine is no failure, and a run must repeat.
 hypothesis_settings.register_profile("meanbank", deadline=None, derandomize=True, max_examples=30)
 hypothesis_settings.load_profile("meanbank")
@@ -86,3 +88,11 @@ def config_file(corpus: Path, tmp_path: Path) -> Path:
     path = tmp_path / "small.yaml"
     path.write_text(yaml.safe_dump(settings), encoding="utf-8")
     return path
+
+
+@pytest.fixture
+def trained(config_file: Path, tmp_path: Path, capsys: pytest.CaptureFixture) -> Path:
+    """A run of `config_file`."""
+    run = train(load_config(config_file), tmp_path / "run")
+    capsys.readouterr()
+    return run

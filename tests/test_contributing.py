@@ -9,7 +9,10 @@ from pathlib import Path
 import pytest
 import torch
 
+from meanbank.evaluation import Evaluation
 from meanbank.memory import MemoryConfig
+from meanbank.studies.evaluations import evaluate, of_run, read_tasks
+from meanbank.training import load_run
 from meanbank.values import ValueSourceConfig
 from tests.conformance import models, test_gradients, test_matrix, test_rollback
 from tests.model import test_context_files
@@ -27,18 +30,24 @@ def example(request, tmp_path, monkeypatch):
     """The example's tag, registered as the guide says, its line added to the test's table."""
     tag = request.param
     family, table = EXAMPLES[tag]
-    (code,) = re.findall(rf"```python\n(# meanbank/\w+/{tag}\.py\n.*?)```", GUIDE, flags=re.DOTALL)
     (line,) = re.findall(rf"`(\"{tag}\": .*?),`", GUIDE)
-    name = f"guide_{tag}"
-    path = tmp_path / f"{name}.py"
-    path.write_text(code, encoding="utf-8")
-    spec = importlib.util.spec_from_file_location(name, path)
-    module = importlib.util.module_from_spec(spec)
-    monkeypatch.setitem(sys.modules, name, module)
-    spec.loader.exec_module(module)
+    load_example(tag, tmp_path, monkeypatch)
     monkeypatch.setitem(table, tag, ast.literal_eval(f"{{{line}}}")[tag])
     yield tag
     del family.family[tag]
+
+
+def load_example(file: str, folder: Path, monkeypatch) -> None:
+    """Write the example that the guide calls meanbank/*/FILE.py, and import it."""
+    (code,) = re.findall(rf"```python\n(# meanbank/\w+/{file}\.py\n.*?)```", GUIDE, flags=re.DOTALL)
+    name = f"guide_{file}"
+    path = folder / f"{name}.py"
+    path.write_text(code, encoding="utf-8")
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    monkeypatch.setitem(sys.modules, name, module)
+    spec.loader.exec_module(module)
 
 
 @pytest.mark.parametrize("backbone", models.BACKBONES)
@@ -68,3 +77,20 @@ def test_their_gradients(example):
             test_gradients.test_memories(example, length)
         else:
             test_gradients.test_value_sources(example, length)
+
+
+def test_the_example_of_an_evaluation(trained, tmp_path, monkeypatch):
+    load_example("last_token", tmp_path, monkeypatch)
+    try:
+        tasks = read_tasks(["last-token"], ["last-token.tokens=32", "last-token.count=5"])
+        run = load_run(trained, "cpu")
+        (result,) = evaluate(of_run(run), tasks)
+        found = run.corpus().held_out.documents_at_least(32)[:5]
+        assert result["results"]["documents"] == len(found) > 0
+        right = 0
+        for document in found:
+            tokens = torch.from_numpy(run.corpus().held_out.document(document)[:32].astype("int64"))
+            right += int(run.model(tokens[None, :-1]).logits[0, -1].argmax() == tokens[-1])
+        assert result["scores"] == {"last-token": right / len(found)}
+    finally:
+        del Evaluation.family["last-token"]

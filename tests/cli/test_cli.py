@@ -14,13 +14,6 @@ def run(*arguments: str) -> int:
     return stop.value.code or 0
 
 
-@pytest.fixture
-def trained(config_file, tmp_path, capsys):
-    assert run("train", str(config_file), "--out", str(tmp_path / "run")) == 0
-    capsys.readouterr()
-    return tmp_path / "run"
-
-
 def test_train_evaluate_generate(config_file, tmp_path, capsys, monkeypatch):
     out = tmp_path / "run"
     changes = ("--set", "training.steps=4", "data.batch_size=3", "--set", "training.seed=3")
