@@ -31,7 +31,7 @@ MAY_IMPORT: dict[str, set[str]] = {
 MAY_IMPORT["studies"] = set(MAY_IMPORT)
 MAY_IMPORT["cli"] = set(MAY_IMPORT)
 
-# Extras, and dependencies that are only for reports: not imported by `import meanbank`.
+# Extras, and dependencies that are only for studies and reports: not imported by `import meanbank`.
 EXTRAS = ["datasets", "pyarrow", "triton", "lm_eval", "tensorboard", "wandb", "submitit"]
 REPORTING = ["matplotlib", "scipy"]
 
