@@ -4,12 +4,16 @@ from meanbank.evaluation.bigram import bigram_bits_per_byte
 from meanbank.evaluation.bpb import bits_per_byte
 from meanbank.evaluation.core_tasks import Core
 from meanbank.evaluation.decode_speed import decode_speed
+from meanbank.evaluation.harness_tasks import Harness
 from meanbank.evaluation.memory import memory_at_contexts
+from meanbank.evaluation.mqar import Mqar
 from meanbank.evaluation.position_loss import position_loss
 from meanbank.evaluation.recall import recall_accuracy
 
 __all__ = [
     "Core",
+    "Harness",
+    "Mqar",
     "bigram_bits_per_byte",
     "bits_per_byte",
     "decode_speed",
