@@ -6,6 +6,7 @@ import functools
 import math
 import numbers
 from collections.abc import Iterator, Sequence
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +31,8 @@ class Harness(Evaluation, tag="harness"):
     takes, 2048 where the model's configuration sets none. seed: of few-shot examples, and of
     generators of random numbers. The subject's prefix comes before every prompt.
 
-    A score is a task's first metric; by name all of them. Standard errors are lm_eval's.
+    Each task is a call of its own to `lm_eval.simple_evaluate`, whose numbers and standard errors
+    are kept as they are. The score of a task is its first metric; all of them have one by name.
     """
 
     tasks: tuple[str, ...]
@@ -110,7 +112,7 @@ class Harness(Evaluation, tag="harness"):
             "prompt": prompt_hash(" ".join(prompts)),
             "lm_eval": {name: _plain(found.get(name, {})) for name in names},
             "config": _plain({**found["config"], "max_length": found.get("max_length")}),
-            "lm_eval_version": found.get("lm_eval_version"),
+            "lm_eval_version": version("lm_eval"),
             "documents": documents,
         }
         return {**record, "scores": self.scores({"tasks": list(_rows(record["lm_eval"]))})}
