@@ -325,3 +325,13 @@ def test_more_that_is_refused(folder):
     (folder / "core.yaml").write_text("[: x")
     with pytest.raises(ValueError, match=r"core.yaml is not a list of CORE tasks: not valid YAML"):
         read_tasks(folder, None)
+
+
+def test_a_diverged_model_is_wrong(tmp_path):
+    tasks = [{**TASKS[0], "num_fewshot": 0, "continuation_delimiter": " "}]
+    make_folder(
+        tmp_path, {"a/pick.jsonl": [{"query": "a", "choices": ["b", "c"], "gold": 0}]}, tasks
+    )
+    table = torch.full((4, 4), math.nan)
+    subject = Subject(name="table", model=Table(table), tokenizer=words(*"uabc"))  # type: ignore
+    assert run_evaluation(Core(folder=str(tmp_path)), subject).scores["core:arc_easy"] == 0

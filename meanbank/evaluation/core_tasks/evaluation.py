@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import math
 import random
 from collections.abc import Sequence
 from pathlib import Path
@@ -83,9 +84,9 @@ class Core(Evaluation, tag="core"):
         return order
 
     def _examples(self, task: Task, place: int, order: Sequence[int]) -> list[Item]:
-        others = [other for other in range(len(order)) if other != place]
+        others = range(len(order) - 1)  # the item itself left out, later ones move up
         chosen = random.Random(_EXAMPLES_SEED + self.seed + place).sample(others, task.spec.fewshot)
-        return [task.items[order[other]] for other in chosen]
+        return [task.items[order[other + (other >= place)]] for other in chosen]
 
     def measure(self, subject: Subject, samples: Sequence[Sample]) -> list[Record]:
         most, keep = most_tokens(subject.model), len(subject.prefix)
@@ -120,7 +121,7 @@ class Core(Evaluation, tag="core"):
                 "mean": [option.loss / option.tokens for option in judged],
                 "sum": [option.loss for option in judged],
             }
-            right = {rule: of.index(min(of)) == item["gold"] for rule, of in values.items()}
+            right = {rule: _lowest(of) == item["gold"] for rule, of in values.items()}
         return {
             "task": name,
             "item": order[place],
@@ -186,6 +187,11 @@ class Core(Evaluation, tag="core"):
             **{f"{title}:{row['task']}": row["accuracy_mean"] for row in results["tasks"]},
             **{f"{title}.sum:{row['task']}": row["accuracy_sum"] for row in results["tasks"]},
         }
+
+
+def _lowest(losses: Sequence[float]) -> int | None:
+    """The first of the lowest; None where a diverged model gives losses that are no numbers."""
+    return None if any(map(math.isnan, losses)) else losses.index(min(losses))
 
 
 def _mean(values: Sequence[float]) -> float:
