@@ -2,6 +2,7 @@
 
 from meanbank.data.batches import IGNORED, Batch, TextBatches
 from meanbank.data.config import DataConfig
+from meanbank.data.mqar import MqarConfig, mqar_batch
 from meanbank.data.packed import PackedTokens, PackedWriter
 from meanbank.data.prepare import Corpus, prepare_corpus
 from meanbank.data.recall import Filler, RecallBatches, RecallConfig, Stage, recall_batch
@@ -15,6 +16,7 @@ __all__ = [
     "DataConfig",
     "Document",
     "Filler",
+    "MqarConfig",
     "PackedTokens",
     "PackedWriter",
     "RecallBatches",
@@ -24,6 +26,7 @@ __all__ = [
     "TextBatches",
     "end_of_text_id",
     "load_tokenizer",
+    "mqar_batch",
     "open_source",
     "prepare_corpus",
     "recall_batch",

@@ -104,8 +104,8 @@ def recall_batch(
     check_room(length, pairs, config)
     queries = min(config.queries, pairs)
     slots = (length - queries) // 2
-    keys = _distinct(generator, batch_size, config.keys, pairs)
-    positions = 2 * _distinct(generator, batch_size, slots, pairs)
+    keys = distinct(generator, batch_size, config.keys, pairs)
+    positions = 2 * distinct(generator, batch_size, slots, pairs)
     values = config.keys + torch.randint(config.values, (batch_size, pairs), generator=generator)
     fillers = _FILLERS[filler](generator, batch_size, length, config)
 
@@ -136,7 +136,7 @@ _FILLERS = {"diverse": _diverse, "repeated": _repeated}
 assert tuple(_FILLERS) == get_args(Filler)
 
 
-def _distinct(generator: torch.Generator, rows: int, choices: int, count: int) -> torch.Tensor:
+def distinct(generator: torch.Generator, rows: int, choices: int, count: int) -> torch.Tensor:
     """`count` distinct numbers below `choices` in random order for each row: (rows, count)."""
     return torch.rand(rows, choices, generator=generator).argsort(dim=1)[:, :count]
 

@@ -3,8 +3,11 @@
 from meanbank.evaluation.base import Evaluation, Record, Sample, Subject
 from meanbank.evaluation.bigram import BigramBits
 from meanbank.evaluation.bpb import BitsPerByte
+from meanbank.evaluation.core_tasks import Core
 from meanbank.evaluation.driver import Outcome, run_evaluation
+from meanbank.evaluation.harness_tasks import Harness
 from meanbank.evaluation.memory import MemoryBytes
+from meanbank.evaluation.mqar import Mqar
 from meanbank.evaluation.position_loss import PositionLoss
 from meanbank.evaluation.recall import Recall
 from meanbank.evaluation.serving import Serving
@@ -13,8 +16,11 @@ from meanbank.evaluation.text_sample import TextSample
 __all__ = [
     "BigramBits",
     "BitsPerByte",
+    "Core",
     "Evaluation",
+    "Harness",
     "MemoryBytes",
+    "Mqar",
     "Outcome",
     "PositionLoss",
     "Recall",
