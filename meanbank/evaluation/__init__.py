@@ -6,8 +6,10 @@ from meanbank.evaluation.decode_speed import decode_speed
 from meanbank.evaluation.memory import memory_at_contexts
 from meanbank.evaluation.position_loss import position_loss
 from meanbank.evaluation.recall import recall_accuracy
+from meanbank.evaluation.ruler import Ruler
 
 __all__ = [
+    "Ruler",
     "bigram_bits_per_byte",
     "bits_per_byte",
     "decode_speed",
