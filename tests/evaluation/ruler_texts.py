@@ -1,6 +1,7 @@
 """A tokenizer for RULER's texts, and questions in the two forms of documents."""
 
 import functools
+import string
 
 from tokenizers import Tokenizer
 
@@ -12,9 +13,10 @@ from meanbank.evaluation.ruler.haystack import built_in_text
 def ruler_tokenizer() -> Tokenizer:
     """About as coarse as a large model's: figures and hexadecimal digits in twos and threes."""
     numbers = " ".join(str(7919 * n % 10**7) for n in range(20_000))
-    letters = " ".join(f"{a}{b} VAR {a}{b}{a}{b}" for a in "ABCDEFGHIJ" for b in "KLMNOPQRST")
+    capitals = string.ascii_uppercase
+    letters = " ".join(f"{a}{b} VAR {b}{a}{b}" for a in capitals for b in capitals)
     templates = "One of the special magic numbers for old-lamp is: hidden within following text. "
-    texts = [built_in_text()[:100_000], numbers, letters, templates * 50]
+    texts = [built_in_text()[:100_000], numbers, letters * 9, templates * 50]
     return train_tokenizer(texts, 3000)
 
 
