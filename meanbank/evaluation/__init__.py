@@ -10,6 +10,7 @@ from meanbank.evaluation.memory import MemoryBytes
 from meanbank.evaluation.mqar import Mqar
 from meanbank.evaluation.position_loss import PositionLoss
 from meanbank.evaluation.recall import Recall
+from meanbank.evaluation.ruler import Ruler
 from meanbank.evaluation.serving import Serving
 from meanbank.evaluation.text_sample import TextSample
 
@@ -25,6 +26,7 @@ __all__ = [
     "PositionLoss",
     "Recall",
     "Record",
+    "Ruler",
     "Sample",
     "Serving",
     "Subject",

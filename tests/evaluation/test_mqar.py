@@ -5,13 +5,14 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from meanbank.data import RecallConfig
+from meanbank.data import RecallConfig, Stage
 from meanbank.evaluation import Mqar
 from meanbank.evaluation.base import Evaluation, Subject
 from meanbank.evaluation.driver import run_evaluation
 from tests.conformance.models import make_model
 
-RECALL = RecallConfig(keys=20, values=10, fillers=4, curriculum=((1.0, 32, 4),))
+STAGE = Stage(fraction=1.0, length=32, pairs=(4,))
+RECALL = RecallConfig(keys=20, values=10, fillers=4, curriculum=(STAGE,))
 
 
 class Near(torch.nn.Module):

@@ -1,0 +1,54 @@
+"""What a model answers to prompts of token ids, greedily."""
+
+from collections.abc import Sequence
+
+import torch
+from transformers import PreTrainedModel
+
+from meanbank.model import batch_invariant
+
+
+@torch.inference_mode()
+def greedy_answers(
+    model: PreTrainedModel, prompts: Sequence[Sequence[int]], most: Sequence[int]
+) -> list[list[int]]:
+    """Token ids that follow each prompt: up to the end of text, which is left out, or `most`.
+
+    Prompts are padded on the left. Models of this package answer as they do alone, bit for bit;
+    with others, the last bits of logits may depend on the batch.
+    """
+    ends = end_ids(model)
+    width, pad = max(map(len, prompts)), ends[0] if ends else 0
+    ids = torch.full((len(prompts), width), pad)
+    mask = torch.zeros_like(ids)
+    for row, prompt in enumerate(prompts):
+        ids[row, width - len(prompt) :] = torch.tensor(prompt)
+        mask[row, width - len(prompt) :] = 1
+    with batch_invariant():
+        generated = model.generate(  # pyright: ignore[reportCallIssue, reportAttributeAccessIssue]
+            ids.to(model.device),
+            attention_mask=mask.to(model.device),
+            max_new_tokens=max(most),
+            do_sample=False,
+            num_beams=1,
+            repetition_penalty=1.0,
+            temperature=None,
+            top_p=None,
+            top_k=None,
+            pad_token_id=pad,
+        )
+    answers = generated[:, width:].tolist()
+    return [_until(answer[:limit], ends) for answer, limit in zip(answers, most, strict=True)]
+
+
+def end_ids(model: PreTrainedModel) -> list[int]:
+    """The token ids at which generation ends, none where the model has none."""
+    settings = model.generation_config
+    ends = None if settings is None else settings.eos_token_id
+    if ends is None:
+        return []
+    return [ends] if isinstance(ends, int) else list(ends)
+
+
+def _until(ids: list[int], ends: list[int]) -> list[int]:
+    return ids[: next((place for place, token in enumerate(ids) if token in ends), len(ids))]
