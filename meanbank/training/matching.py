@@ -137,10 +137,12 @@ def _steps(load: Load, reference: RunConfig, by: By, convention: Convention) -> 
             return training_tokens(of)
         return training_flops(model_of(of), of, convention)
 
-    config, theirs = load(()), cost(reference)
-    steps = nearest_steps(theirs, cost(config) / config.training.steps)
-    overrides = (f"training.steps={steps}",)
-    return _proposal("steps", overrides, cost(load(overrides)), theirs)
+    config, theirs, overrides = load(()), cost(reference), ()
+    for _ in range(2):  # a step's share of a curriculum depends a little on their number
+        steps = nearest_steps(theirs, cost(config) / config.training.steps)
+        overrides = (f"training.steps={steps}",)
+        config = load(overrides)  # raises where another setting forbids it
+    return _proposal("steps", overrides, cost(config), theirs)
 
 
 def _proposal(setting: str, overrides: tuple[str, ...], ours: float, theirs: float) -> Proposal:
