@@ -150,7 +150,8 @@ def unfinished(jobs: Sequence[Job]) -> list[Job]:
             waiting.append(job)
         else:
             keep_result(job.out, result)  # it may have been killed right before
-    costs = {job.name: training_flops(model_of(job.config), job.config) for job in waiting}
+    arms = {job.name: job.arm.config for job in waiting}
+    costs = {name: training_flops(model_of(config), config) for name, config in arms.items()}
     return sorted(waiting, key=lambda job: -costs[job.name])
 
 

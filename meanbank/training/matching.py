@@ -81,8 +81,8 @@ def memory_proposal(
 
     settings: what `load` builds from, where the plan stands as it was written; tokens: after how
     many the bytes are compared, of one sequence. Memories without a size (full attention, RWKV-7)
-    stay; the others must have one size, since one number is changed. Raises ValueError where that
-    is not so.
+    stay, and so do windows beside memories with a budget; the others must have one size, since one
+    number is changed. Raises ValueError where that is not so.
     """
     theirs = memory_nbytes(reference, tokens)
     places, memory = _sized_memories(settings["model"])
@@ -112,6 +112,10 @@ def _sized_memories(model: dict[str, Any]) -> tuple[list[str], Any]:
         memory = build(MemoryConfig, rule["memory"]) if "memory" in rule else None
         if memory is not None and memory.size_setting is not None:
             sized[f"model.{kind}.{number}.memory"] = memory
+    budgeted = {
+        place: memory for place, memory in sized.items() if memory.rows_wanted(1) is not None
+    }
+    sized = budgeted or sized
     if not sized:
         raise ValueError("its model.plan names no memory with a size that could be changed")
     if len(set(sized.values())) > 1:

@@ -215,6 +215,10 @@ SIZED = {
         "budget.limit",
     ),
     "sliding": ({"type": "sliding_window", "window": 9}, "window"),
+    "beside a window": (
+        {"type": "ovq", "chunk_size": 4, "budget": {"type": "fixed", "count": 9}},
+        "budget.count",
+    ),
     "block": ({"type": "block_window", "block_size": 200, "blocks": 2}, "block_size"),
 }
 
@@ -223,13 +227,14 @@ def test_memories_are_matched_by_their_one_number(tmp_path):
     tokens = 1000
     arms = {"grows": "quick/recall_sqrt"}
     for name, (memory, _) in SIZED.items():
-        plan = f"model.plan=[{{memory: full}}, {{memory: {memory}, values: {{type: projection}}}}]"
-        arms[name] = {"config": FULL, "overrides": [plan]}
+        first = "{type: sliding_window, window: 4}" if "window" in name else "full"
+        plan = f"model.plan=[{{memory: {first}}}, {{memory: {memory}}}]"
+        arms[name.replace(" ", "_")] = {"config": FULL, "overrides": [plan]}
     match = {"by": "bytes", "to": "grows", "context": tokens, "tolerance": 3}
     study = load_study(study_file(tmp_path, group={"arms": arms, "match": match}))
     theirs = memory_nbytes(study.arms["grows"].config, tokens)
     for name, (_, setting) in SIZED.items():
-        arm = study.arms[name]
+        arm = study.arms[name.replace(" ", "_")]
         assert arm.matched.setting == setting
         assert arm.matched.overrides[0].startswith(f"model.plan.1.memory.{setting}=")
         assert arm.matched.theirs == theirs
