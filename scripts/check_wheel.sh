@@ -82,7 +82,8 @@ package, checkout = Path(meanbank.__file__).parent, Path(sys.argv[1])
 assert package.is_relative_to(sys.prefix), f"imported from {package}, not the installed wheel"
 assert checkout not in map(Path, sys.path), f"{checkout} is on sys.path"
 assert (package / "py.typed").is_file(), "py.typed is missing from the wheel"
-assert any((package / "configs").rglob("*.yaml")), "configs are missing from the wheel"
+for folder in ("configs", "studies"):
+    assert any((package / "bundled" / folder).rglob("*.yaml")), f"{folder} are missing from the wheel"
 print(f"meanbank {meanbank.__version__} imported on Python {sys.version.split()[0]}")
 PY
     "$bin/meanbank" --help >/dev/null

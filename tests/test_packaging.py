@@ -11,7 +11,7 @@ import pytest
 import meanbank
 
 ROOT = Path(__file__).resolve().parents[1]
-CONFIGS = sorted((ROOT / "configs").rglob("*.y*ml"))
+YAML = sorted(path for name in ("configs", "studies") for path in (ROOT / name).rglob("*.y*ml"))
 
 
 def test_version_is_the_projects() -> None:
@@ -23,8 +23,8 @@ def test_typed_marker_is_shipped() -> None:
     assert (ROOT / "meanbank" / "py.typed").is_file()
 
 
-@pytest.mark.parametrize("path", CONFIGS, ids=lambda path: str(path.relative_to(ROOT)))
-def test_config_has_a_header(path: Path) -> None:
+@pytest.mark.parametrize("path", YAML, ids=lambda path: str(path.relative_to(ROOT)))
+def test_yaml_has_a_header(path: Path) -> None:
     first_line = path.read_text(encoding="utf-8").lstrip().partition("\n")[0]
     assert re.match(r"#\s*\w", first_line), "start with a comment: command, cost, what to expect"
 

@@ -18,6 +18,7 @@ from meanbank.cli.context import build_context, show_context
 from meanbank.cli.evaluate import evaluate
 from meanbank.cli.generate import generate
 from meanbank.cli.plan import plan
+from meanbank.cli.study import STUDY
 from meanbank.cli.train import train
 from meanbank.core.errors import one_line
 
@@ -85,6 +86,7 @@ def parse(arguments: list[str]) -> Callable[[], int]:
                 {
                     **{name: _bound(verb) for name, verb in VERBS.items()},
                     "context": _group("Read texts once, and go on from a file.", CONTEXT),
+                    "study": _group("Run arms with seeds, and judge claims.", STUDY),
                     "bench": _group("Time operators, layers and models side by side.", BENCH),
                 },
                 prog="meanbank",

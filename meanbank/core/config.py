@@ -78,6 +78,8 @@ def build(target: Any, value: Any, path: str = "") -> Any:
         return choose(path or "value", value, arguments)
     if origin is tuple:
         return _build_tuple(arguments, value, path)
+    if origin is dict and arguments[1] is not Any:
+        return _build_mapping(arguments[1], value, path)
     if target is Any or origin in (dict, list):
         return value
     return _build_scalar(target, value, path)
@@ -141,6 +143,12 @@ def _build_tuple(arguments: tuple, value: Any, path: str) -> tuple:
         build(member, item, f"{path}.{index}")
         for index, (member, item) in enumerate(zip(arguments, value, strict=True))
     )
+
+
+def _build_mapping(member: Any, value: Any, path: str) -> dict[str, Any]:
+    if not isinstance(value, Mapping):
+        raise ValueError(f"{path} must be a mapping of names, got {value!r}")
+    return {str(name): build(member, item, f"{path}.{name}") for name, item in value.items()}
 
 
 def _build_scalar(target: type, value: Any, path: str) -> Any:

@@ -1,6 +1,7 @@
 """Files that are whole or not there."""
 
 import contextlib
+import fcntl
 import json
 import os
 from collections.abc import Iterator
@@ -61,3 +62,15 @@ def read_json(path: Path) -> Any:
         raise ValueError(f"cannot read {path}: {error.strerror}") from None
     except (ValueError, RecursionError):
         raise ValueError(f"{path} is not valid JSON") from None
+
+
+@contextlib.contextmanager
+def locked(path: Path, *, wait: bool = True) -> Iterator[None]:
+    """Hold the lock that the file `path` stands for; it ends with the process, however that ends.
+
+    Without `wait`, BlockingIOError where somebody else holds it.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("ab") as file:
+        fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+        yield

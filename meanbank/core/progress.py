@@ -60,8 +60,8 @@ def _lines(title: str, total: int, done: int) -> Iterator[Report]:
         if now - last_line < SECONDS_BETWEEN_LINES or done >= total:
             return
         last_line = now
-        left = (now - started) * (total - done) / max(1, done - first)
-        parts = [f"{100 * done // max(total, 1)} %", f"{left:.0f} s left", note]
+        left = (now - started) * (total - done) / (done - first) if done > first else None
+        parts = [f"{100 * done // max(total, 1)} %", left and f"{left:.0f} s left", note]
         print(f"{title}: {', '.join(p for p in parts if p)}", file=sys.stderr, flush=True)
 
     yield report

@@ -72,6 +72,11 @@ class RecallConfig:
         """The number of distinct tokens."""
         return self.keys + self.values + self.fillers
 
+    def stage_ends(self, steps: int) -> list[int]:
+        """The step before which each stage of the curriculum ends, in a run of `steps` steps."""
+        fractions = np.cumsum([stage.fraction for stage in self.curriculum])
+        return np.round(fractions * steps).astype(int).tolist()
+
 
 def check_room(length: int, pairs: int, config: RecallConfig) -> None:
     """Raises ValueError unless `pairs` pairs and their queries fit in `length` tokens."""
@@ -153,8 +158,7 @@ class RecallBatches:
         self.config = config
         self._batch_size = batch_size
         self._seed = seed
-        fractions = np.cumsum([stage.fraction for stage in config.curriculum])
-        self._ends = np.round(fractions * steps).astype(int).tolist()
+        self._ends = config.stage_ends(steps)
 
     def stage(self, step: int) -> Stage:
         """The stage of the curriculum at a step; after the last step the last stage stays."""

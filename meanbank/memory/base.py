@@ -39,6 +39,11 @@ class MemoryConfig(Tagged, kind="memory"):
         return None
 
     @property
+    def size_setting(self) -> str | None:
+        """Dotted name of the one number that says how much it holds; None where there is none."""
+        return None
+
+    @property
     def first_rows(self) -> int:
         """Compressed rows that it starts with, whatever its budget says."""
         return 0

@@ -23,5 +23,9 @@ class BlockWindow(MemoryConfig, tag="block_window"):
                 f"{self.block_size}, {self.blocks} and {self.sink}"
             )
 
+    @property
+    def size_setting(self) -> str:
+        return "block_size"
+
     def build(self, geometry: Geometry) -> WindowMemory:
         return WindowMemory(geometry, BlockRule(self.block_size, self.blocks, self.sink))

@@ -3,6 +3,7 @@
 import abc
 import dataclasses
 import math
+from typing import ClassVar
 
 from meanbank.core.config import Tagged
 
@@ -15,7 +16,10 @@ class Budget(Tagged, kind="budget"):
     tokens that have left the window and never takes rows away.
 
     min_rows: never fewer; cap: never more (null: no cap).
+    size_setting: the one number that scales the rows; None where there is none.
     """
+
+    size_setting: ClassVar[str | None] = None
 
     min_rows: int = 0
     cap: int | None = None
@@ -48,6 +52,8 @@ def _positive(**settings: float) -> None:
 class Fixed(Budget, tag="fixed"):
     """Always `count` rows (but at least the first chunk's)."""
 
+    size_setting: ClassVar[str | None] = "count"
+
     count: int = 256
 
     def __post_init__(self) -> None:
@@ -61,6 +67,8 @@ class Fixed(Budget, tag="fixed"):
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class PowerLaw(Budget, tag="power_law"):
     """`factor * seen ** exponent`, rounded down to a multiple of `multiple`."""
+
+    size_setting: ClassVar[str | None] = "factor"
 
     factor: float = 16.0
     exponent: float = 0.5
@@ -80,6 +88,8 @@ class PowerLaw(Budget, tag="power_law"):
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Saturating(Budget, tag="saturating"):
     """`limit * seen / (limit + seen)`, rounded down to a multiple of `multiple`."""
+
+    size_setting: ClassVar[str | None] = "limit"
 
     limit: int = 1024
     multiple: int = 1

@@ -94,6 +94,11 @@ class KVM(MemoryConfig, tag="kvm"):
         return self.budget(max(0, seen - 1) // self.chunk_size * self.chunk_size)
 
     @property
+    def size_setting(self) -> str | None:
+        name = self.budget.size_setting
+        return None if name is None else f"budget.{name}"
+
+    @property
     def first_rows(self) -> int:
         return self.chunk_size
 

@@ -21,5 +21,9 @@ class SlidingWindow(MemoryConfig, tag="sliding_window"):
                 f"window must be positive and sink not negative, got {self.window} and {self.sink}"
             )
 
+    @property
+    def size_setting(self) -> str:
+        return "window"
+
     def build(self, geometry: Geometry) -> WindowMemory:
         return WindowMemory(geometry, SlidingRule(self.window, self.sink))

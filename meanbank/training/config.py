@@ -1,13 +1,11 @@
 """A run as data: model, data and training settings, from a YAML file and overrides."""
 
 import dataclasses
-import difflib
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Literal
 
-import yaml
-
+from meanbank.core.bundled import bundled, find_yaml, read_yaml
 from meanbank.core.config import apply_override, build, choose, to_plain
 from meanbank.core.errors import one_line
 from meanbank.data import DataConfig
@@ -115,49 +113,38 @@ class RunConfig:
         return to_plain(self)
 
 
-NAMES_TOLD = 8
-
-
 def bundled_configs() -> Path:
     """Folder of the configurations that come with meanbank."""
-    package = Path(__file__).resolve().parents[1]
-    installed = package / "configs"
-    return installed if installed.is_dir() else package.parent / "configs"
+    return bundled("configs")
 
 
 def find_config(name: str | Path) -> Path:
     """A path to a YAML file, or a bundled one's name: `quick/kvm_sqrt`, `paper/kvm-120m/kvm256`."""
-    path, root = Path(name), bundled_configs()
-    if path.is_file():
-        return path
-    bundled = root / path.with_suffix(".yaml")
-    if not path.is_absolute() and bundled.is_file():
-        return bundled
-    names = sorted(p.relative_to(root).with_suffix("").as_posix() for p in root.rglob("*.yaml"))
-    near = difflib.get_close_matches(str(path.with_suffix("")), names, n=NAMES_TOLD, cutoff=0.0)
-    raise ValueError(
-        f"there is no configuration {name}; bundled ones are {', '.join(near)} and "
-        f"{len(names) - len(near)} more in {root}"
-    )
+    return find_yaml("configuration", name, bundled_configs())
 
 
-def load_config(path: str | Path, overrides: Iterable[str] = ()) -> RunConfig:
-    """Read a YAML file (see `find_config`) and apply overrides `a.b.0.c=value` (values are YAML).
+def load_settings(path: str | Path, overrides: Iterable[str] = ()) -> dict[str, Any]:
+    """What a YAML file (see `find_config`) says, with overrides `a.b.0.c=value` (values are YAML).
 
-    Raises ValueError, in one line, for a file that is not there or not YAML, and for any setting
-    that is unknown or wrong.
+    Raises ValueError, in one line, for a file that is not there or not YAML, and for an override
+    that names no place.
     """
     path = find_config(path)
-    try:
-        settings = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ValueError(f"cannot read the configuration {path}: {error.strerror}") from None
-    except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
-        raise ValueError(f"{path} is not valid YAML: {one_line(error)}") from None
+    settings = read_yaml("configuration", path)
     if not isinstance(settings, dict):
         raise ValueError(f"{path} must hold a mapping with model, data and training")
     for override in overrides:
         apply_override(settings, override)
+    return settings
+
+
+def load_config(path: str | Path, overrides: Iterable[str] = ()) -> RunConfig:
+    """The run that a YAML file and overrides describe, see `load_settings`.
+
+    Raises ValueError, in one line, also for any setting that is unknown or wrong.
+    """
+    path = find_config(path)
+    settings = load_settings(path, overrides)
     try:
         config = build(RunConfig, settings)
     except ValueError as error:

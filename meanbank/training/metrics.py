@@ -1,11 +1,14 @@
 """Metrics of a run: one JSON line each, and TensorBoard where that extra is installed."""
 
+import contextlib
 import importlib.util
 import json
 from pathlib import Path
 from typing import Any
 
 from meanbank.core.files import write_text
+
+TAIL = 4096  # bytes that hold a few lines
 
 
 class Metrics:
@@ -48,3 +51,29 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
             break
         lines.append(value)
     return lines
+
+
+def last_tokens(path: Path) -> int:
+    """Tokens trained on by the last whole line that says so; 0 where there is none."""
+    if not path.is_file():
+        return 0
+    with path.open("rb") as file:  # only its end: it is asked for again and again as a run goes on
+        file.seek(max(0, path.stat().st_size - TAIL))
+        lines = file.read().splitlines(keepends=True)
+    for line in reversed(lines):
+        if line.endswith(b"\n") and line.startswith(b"{"):
+            with contextlib.suppress(ValueError, TypeError):
+                tokens = json.loads(line).get("tokens")
+                if tokens is not None:
+                    return tokens
+    return 0
+
+
+def training_seconds(path: Path) -> float:
+    """Seconds of all training steps, whatever number of tries they took."""
+    total, before = 0.0, 0
+    for line in read_metrics(path):
+        if "tokens" in line:
+            total += (line["tokens"] - before) / line["tokens_per_second"]
+            before = line["tokens"]
+    return total

@@ -73,10 +73,9 @@ class Plan:
     """What one run costs.
 
     num_parameters, parameters: their number, and that by part. flops, flops_per_token: FLOPs a
-    token at `sequence_length` tokens, by part and in all, as `convention` counts. tokens: of the
-    whole run, `steps * tokens_per_step`; training_flops: FLOPs of all of them, as if every
-    sequence were that long (recall's are shorter at first). groups: learning rates and decays at
-    their peaks, in a run of that many steps.
+    token at `sequence_length` tokens, by part and in all, as `convention` counts. tokens,
+    training_flops: of the whole run, each stage of a curriculum at its own length. groups: learning
+    rates and decays at their peaks, in a run of that many steps.
     """
 
     description: str
@@ -112,12 +111,13 @@ def plan_run(
     model = model_of(config)
     length, tokens_per_step = batch_shape(config)
     parts = flops_per_token(model, length, convention)
-    a_token = sum(part.total for part in parts.values())
     steps = config.training.steps
     if flops is not None:
-        steps = nearest_steps(flops, a_token * tokens_per_step)
+        steps = nearest_steps(flops, training_flops(model, config, convention) / steps)
     elif tokens is not None:
-        steps = nearest_steps(tokens, tokens_per_step)
+        steps = nearest_steps(tokens, training_tokens(config) / steps)
+    training = dataclasses.replace(config.training, steps=steps, warmup_steps=None)
+    planned = dataclasses.replace(config, training=training)
     parameters = parameters_by_part(model)
     return Plan(
         description=config.description,
@@ -127,11 +127,11 @@ def plan_run(
         num_parameters=sum(parameters.values()),
         parameters=parameters,
         flops=parts,
-        flops_per_token=a_token,
+        flops_per_token=sum(part.total for part in parts.values()),
         tokens_per_step=tokens_per_step,
         steps=steps,
-        tokens=steps * tokens_per_step,
-        training_flops=steps * tokens_per_step * a_token,
+        tokens=training_tokens(planned),
+        training_flops=training_flops(model, planned, convention),
         groups=groups_of(config, model, steps),
         memory=memory_of(model, length),
     )
@@ -174,6 +174,35 @@ def batch_shape(config: RunConfig) -> tuple[int, int]:
     stages = data.recall.curriculum
     average = sum(stage.fraction * stage.length for stage in stages)
     return max(stage.length for stage in stages), round(average * data.batch_size)
+
+
+def stages(config: RunConfig) -> list[tuple[int, int]]:
+    """(steps, tokens a sequence) of the parts of a run in order: recall's stages, else one."""
+    steps, recall = config.training.steps, config.data.recall
+    if recall is None:
+        return [(steps, config.data.sequence_length)]
+    ends = [0, *recall.stage_ends(steps)]
+    lengths = [stage.length for stage in recall.curriculum]
+    return [
+        (end - start, length)
+        for start, end, length in zip(ends[:-1], ends[1:], lengths, strict=True)
+    ]
+
+
+def training_tokens(config: RunConfig) -> int:
+    """Tokens that a run trains on."""
+    return sum(steps * config.data.batch_size * length for steps, length in stages(config))
+
+
+def training_flops(
+    model: MeanbankForCausalLM, config: RunConfig, convention: Convention = "exact"
+) -> float:
+    """FLOPs of a run of that model."""
+    total = 0.0
+    for steps, length in stages(config):
+        parts = flops_per_token(model, length, convention).values()
+        total += steps * config.data.batch_size * length * sum(part.total for part in parts)
+    return total
 
 
 def flops_per_token(

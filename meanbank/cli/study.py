@@ -1,0 +1,203 @@
+"""`meanbank study`."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import tyro
+
+from meanbank.cli.tables import table
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from meanbank.studies.engine import Outcome
+    from meanbank.studies.resolve import Arm
+
+Arms = Annotated[str, tyro.conf.arg(metavar="ARM,ARM")]
+Parameters = Annotated[
+    tyro.conf.UseAppendAction[tuple[tuple[str, ...], ...]], tyro.conf.arg(metavar="KEY=VALUE")
+]
+
+
+def run_study(
+    study: Annotated[str, tyro.conf.Positional],
+    /,
+    out: Path | None = None,
+    jobs: int | None = None,
+    only: Arms = "",
+    tuning: bool = True,
+    force: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False,
+    slurm: Parameters = (),
+) -> int:
+    """Train and evaluate the arms of a study, with every seed; what is finished is kept.
+
+    Exit code 1 where a run failed; the others are finished nevertheless.
+
+    Args:
+        study: a study file, or the name of a bundled one such as quick.
+        out: folder of the study; default runs/NAME-OF-STUDY.
+        jobs: processes at a time; default one for each core, at most 4.
+        only: these arms alone.
+        tuning: also with the seeds that settings were chosen on.
+        force: make arms anew whose training settings have changed.
+        slurm: run on a cluster with Slurm, in one array of jobs, with settings of submitit such as
+            partition=gpu timeout_min=240 gpus_per_node=1.
+    """
+    from meanbank.studies import engine
+    from meanbank.studies.launch import Processes, Slurm
+    from meanbank.studies.resolve import load_study
+
+    resolved = load_study(study)
+    folder = out or Path("runs") / resolved.name
+    if slurm and jobs is not None:
+        raise ValueError("--jobs is of processes here: with --slurm, give array_parallelism=N")
+    launcher = (
+        Slurm(folder / ".slurm", _parameters([pair for group in slurm for pair in group]))
+        if slurm
+        else Processes(min(4, os.cpu_count() or 1) if jobs is None else jobs)
+    )
+    chosen = [name for name in only.split(",") if name]
+    outcome = engine.run_study(resolved, folder, launcher, only=chosen, tuning=tuning, force=force)
+    _tell(outcome, folder)
+    return outcome.exit_code
+
+
+def report(folder: Annotated[Path, tyro.conf.Positional], /) -> int:
+    """Write the report of a study: verdicts on its claims, tables and figures.
+
+    Args:
+        folder: of the study.
+    """
+    from meanbank.studies.report import report_study
+
+    print(f"report: {report_study(folder)}")
+    return 0
+
+
+def show_study(study: Annotated[str, tyro.conf.Positional], /) -> int:
+    """Tell what a study would run and what that costs, and check all of it; trains nothing.
+
+    Args:
+        study: a study file, or the name of a bundled one such as quick.
+    """
+    from meanbank.studies.resolve import load_study
+
+    resolved, console = load_study(study), _console()
+    console.print(f"{resolved.title}\n{resolved.description}".strip(), markup=False)
+    jobs, tokens, flops = 0, 0, 0.0
+    for group in resolved.groups.values():
+        context = None if group.match is None else group.match.context
+        rows = []
+        for name, arm in group.arms.items():
+            runs = len(arm.seeds) + len(resolved.tuning_seeds)
+            costs = _costs(arm, context)
+            jobs, tokens = jobs + runs, tokens + runs * costs[1]
+            flops += runs * costs[2]
+            rows.append((name, *costs, runs))
+        length = "the training length" if context is None else f"{context:,} tokens"
+        columns = ["arm", "parameters", "tokens", "FLOPs", f"bytes at {length}", "runs"]
+        console.print(table(group.label, columns, rows))
+        for name, arm in group.arms.items():
+            if arm.matched is not None:
+                console.print(f"{name}: {_matched(arm)}", markup=False, highlight=False)
+    claims = f", {len(resolved.claims)} claims" if resolved.claims else ""
+    total = f"{jobs} runs in all, {tokens:,} training tokens, {flops:.3e} FLOPs{claims}"
+    console.print(total, highlight=False)
+    return 0
+
+
+def run_job(
+    out: Annotated[Path, tyro.conf.Positional],
+    arm: Annotated[str, tyro.conf.Positional],
+    seed: Annotated[int, tyro.conf.Positional],
+    /,
+    alone: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False,
+    parent: int | None = None,
+) -> int:
+    """Bring one run of a study to its end; `meanbank study run` starts one for each.
+
+    Args:
+        out: folder of the study.
+        arm: name of the arm.
+        seed: the run's.
+        alone: nothing else runs beside it, so it may measure times.
+        parent: the process that this one is to end with.
+    """
+    from meanbank.studies.launch import end_with
+
+    if parent is not None:
+        end_with(parent)
+    from meanbank.studies import job
+    from meanbank.training import Interrupted
+
+    try:
+        job.run_job(job.find_job(out, arm, seed), alone=alone)
+    except Interrupted as stop:
+        print(f"meanbank: {stop}")
+        return 128 + stop.number
+    return 0
+
+
+STUDY = {"run": run_study, "report": report, "show": show_study, "job": run_job}
+
+
+def _parameters(pairs: list[str]) -> dict[str, object]:
+    """`KEY=VALUE` with YAML values."""
+    import yaml
+
+    for pair in pairs:
+        if not pair.partition("=")[0] or "=" not in pair:
+            raise ValueError(f"--slurm takes settings such as partition=gpu, got {pair!r}")
+    split = [pair.partition("=") for pair in pairs]
+    return {key.removeprefix("slurm_"): yaml.safe_load(value) for key, _, value in split}
+
+
+def _costs(arm: Arm, context: int | None) -> tuple[int, int, float, int]:
+    """Parameters, training tokens and FLOPs, and bytes of one sequence of `context` tokens."""
+    from meanbank.training.matching import memory_nbytes, num_parameters
+    from meanbank.training.planning import (
+        batch_shape,
+        model_of,
+        training_flops,
+        training_tokens,
+    )
+
+    config = arm.config
+    return (
+        num_parameters(config),
+        training_tokens(config),
+        training_flops(model_of(config), config),
+        memory_nbytes(config, context or batch_shape(config)[0]),
+    )
+
+
+def _matched(arm: Arm) -> str:
+    """What was changed in an arm to match another."""
+    found = arm.matched
+    assert found is not None
+    what = f"{found.by} as {found.to}"
+    return f"{what} with {' '.join(found.overrides)} ({found.difference_percent:+.2f} %)"
+
+
+def _tell(outcome: Outcome, folder: Path) -> None:
+    """What a study came to, and a table of what failed."""
+    console = _console()
+    if outcome.failed:
+        rows = [(f["arm"], f["seed"], f["message"], str(folder / f["log"])) for f in outcome.failed]
+        console.print(table("failed", ["arm", "seed", "what it said last", "log"], rows))
+    words = f"{folder}: {outcome.finished} runs finished, {len(outcome.failed)} failed"
+    if outcome.stopped is not None:
+        words += "; stopped, go on with the same command"
+    console.print(words, markup=False, highlight=False)
+
+
+def _console() -> Console:
+    from rich.console import Console
+
+    console = Console()
+    if console.is_terminal:
+        return console
+    return Console(width=100)  # a pipe has no width of its own, and rich would take 80 columns

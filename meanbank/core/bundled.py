@@ -1,0 +1,47 @@
+"""YAML files: those that come with meanbank, found by name, and any other by its path."""
+
+import difflib
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from meanbank.core.errors import one_line
+
+NAMES_TOLD = 8
+
+
+def bundled(folder: str) -> Path:
+    """Where the files of a folder such as `configs` are that come with meanbank."""
+    package = Path(__file__).resolve().parents[1]
+    installed = package / "bundled" / folder
+    return installed if installed.is_dir() else package.parent / folder
+
+
+def find_yaml(kind: str, name: str | Path, root: Path) -> Path:
+    """A path to a YAML file, or the name of one below `root`; ValueError, which names the nearest.
+
+    kind: what it holds, for that message.
+    """
+    path = Path(name)
+    if path.is_file():
+        return path
+    inside = root / path.with_suffix(".yaml")
+    if not path.is_absolute() and inside.is_file():
+        return inside
+    names = sorted(p.relative_to(root).with_suffix("").as_posix() for p in root.rglob("*.yaml"))
+    near = difflib.get_close_matches(str(path.with_suffix("")), names, n=NAMES_TOLD, cutoff=0.0)
+    raise ValueError(
+        f"there is no {kind} {name}; bundled ones are {', '.join(near)} and "
+        f"{len(names) - len(near)} more in {root}"
+    )
+
+
+def read_yaml(kind: str, path: Path) -> Any:
+    """What a YAML file holds; ValueError, in one line, for one that cannot be read."""
+    try:
+        return yaml.safe_load(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ValueError(f"cannot read the {kind} {path}: {error.strerror}") from None
+    except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
+        raise ValueError(f"{path} is not valid YAML: {one_line(error)}") from None

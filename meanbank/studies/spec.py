@@ -1,0 +1,183 @@
+"""A study file as data: groups of arms, how each is trained and evaluated, and what is claimed.
+
+What it leaves open, `meanbank.studies.resolve` fills in.
+"""
+
+import dataclasses
+import re
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Literal
+
+import meanbank.evaluation  # noqa: F401 - registers what can be evaluated
+from meanbank.core.bundled import bundled, find_yaml, read_yaml
+from meanbank.core.config import build, choose
+from meanbank.evaluation.base import Evaluation
+from meanbank.studies.claims import ClaimSpec
+
+By = Literal["tokens", "flops", "params", "bytes"]
+NAME = r"[A-Za-z0-9_][A-Za-z0-9_.-]*"
+OF_ARM = re.compile(r"[\w.:/@-]+\(([^()]*)\)")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class MatchSpec:
+    """What the arms of a group have in common with one of them.
+
+    by: training "tokens" or "flops" (the steps are set), "params" (the hidden_size or the depth),
+    or "bytes" remembered of one sequence of `context` tokens (the size of its memories). to: the
+    arm that stays as it is. tolerance: by how many percent an arm may miss it.
+    """
+
+    by: By
+    to: str
+    context: int | None = None
+    tolerance: float = 2.0
+
+    def __post_init__(self) -> None:
+        if (self.by == "bytes") != (self.context is not None):
+            raise ValueError("context, in tokens, is for by: bytes, which needs it")
+        if self.context is not None and self.context < 1:
+            raise ValueError(f"context must be at least 1, got {self.context}")
+        if not self.tolerance > 0:
+            raise ValueError(f"tolerance must be positive, in percent, got {self.tolerance}")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ArmSpec:
+    """An arm; what it leaves out is its group's. Overrides and evaluations follow the group's.
+
+    config: a configuration of `meanbank train`, by name or path. label: in tables, default the
+    configuration's description.
+    """
+
+    config: str | None = None
+    label: str | None = None
+    overrides: tuple[str, ...] = ()
+    seeds: tuple[int, ...] | None = None
+    evaluations: tuple[Evaluation, ...] = ()
+
+    def __post_init__(self) -> None:
+        check_seeds("seeds", self.seeds)
+        check_evaluations(self.evaluations)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class GroupSpec:
+    """Arms that are compared with each other. An arm may be the name of a configuration alone."""
+
+    arms: dict[str, ArmSpec | str]
+    label: str | None = None
+    config: str | None = None
+    overrides: tuple[str, ...] = ()
+    seeds: tuple[int, ...] | None = None
+    match: MatchSpec | None = None
+    evaluations: tuple[Evaluation, ...] = ()
+
+    def __post_init__(self) -> None:
+        check_names("arm", self.arms)
+        check_seeds("seeds", self.seeds)
+        check_evaluations(self.evaluations)
+        if self.match is not None:
+            choose("arm in match.to:", self.match.to, self.arms)
+
+    def arm(self, name: str) -> ArmSpec:
+        """The arm of that name, complete but for seeds that the study gives."""
+        arm = self.arms[name]
+        arm = ArmSpec(config=arm) if isinstance(arm, str) else arm
+        return dataclasses.replace(
+            arm,
+            config=arm.config or self.config,
+            overrides=(*self.overrides, *arm.overrides),
+            seeds=self.seeds if arm.seeds is None else arm.seeds,
+            evaluations=(*self.evaluations, *arm.evaluations),
+        )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class StudySpec:
+    """A study as its file has it.
+
+    seeds: of the runs that claims are judged on. tuning_seeds: those that settings were chosen on;
+    they are run, too, and marked.
+    """
+
+    title: str
+    groups: dict[str, GroupSpec]
+    description: str = ""
+    seeds: tuple[int, ...] = (0,)
+    tuning_seeds: tuple[int, ...] = ()
+    claims: tuple[ClaimSpec, ...] = ()
+
+    def __post_init__(self) -> None:
+        check_names("group", self.groups)
+        check_seeds("seeds", self.seeds)
+        if self.tuning_seeds:
+            check_seeds("tuning_seeds", self.tuning_seeds)
+        arms: set[str] = set()
+        for group in self.groups.values():
+            for name in group.arms:
+                if name in arms:
+                    raise ValueError(f"there are two arms {name!r}; names are unique in a study")
+                check_apart(name, group.arm(name).seeds or self.seeds, self.tuning_seeds)
+                arms.add(name)
+        for number, claim in enumerate(self.claims):
+            for arm in arms_of_claim(claim):
+                choose(f"arm in claims.{number}:", arm, arms)
+
+
+def arms_of_claim(claim: ClaimSpec) -> list[str]:
+    """The arms that a claim is about."""
+    return [name.strip() for name in OF_ARM.findall(claim.claim)]
+
+
+def check_names(kind: str, names: Iterable[str]) -> None:
+    """Raise ValueError unless there are names, and all can name a folder."""
+    names = list(names)
+    if not names:
+        raise ValueError(f"there is no {kind}")
+    for name in names:
+        if not re.fullmatch(NAME, name):
+            raise ValueError(
+                f"the name of the {kind} {name!r} must be of letters, digits, '_', '-' and '.', "
+                "and begin with none of the last two"
+            )
+
+
+def check_seeds(what: str, seeds: Sequence[int] | None) -> None:
+    """Raise ValueError unless the seeds, where any are given, are distinct and not negative."""
+    if seeds is None:
+        return
+    if not seeds or min(seeds) < 0 or len(set(seeds)) < len(seeds):
+        raise ValueError(f"{what} must be distinct numbers from 0 on, got {list(seeds)}")
+
+
+def check_apart(arm: str, seeds: Sequence[int], tuning: Sequence[int]) -> None:
+    """Raise ValueError where a seed would be judged that settings were chosen on."""
+    both = sorted(set(seeds) & set(tuning))
+    if both:
+        raise ValueError(f"seed {both[0]} of arm {arm!r} is among the tuning_seeds, too")
+
+
+def check_evaluations(evaluations: Sequence[Evaluation]) -> None:
+    """Raise ValueError unless each has a title of its own that can name a file."""
+    titles = [evaluation.title for evaluation in evaluations]
+    for title in titles:
+        if not re.fullmatch(NAME, title):
+            raise ValueError(f"an evaluation cannot be named {title!r}; use letters, digits, _ - .")
+        if titles.count(title) > 1:
+            raise ValueError(f"there are two evaluations {title!r}; give one a name of its own")
+
+
+def find_study(name: str | Path) -> Path:
+    """A path to a study file, or a bundled one's name."""
+    return find_yaml("study", name, bundled("studies"))
+
+
+def read_spec(path: Path) -> StudySpec:
+    """The study file at `path`; ValueError, in one line, for anything wrong in it alone."""
+    try:
+        return build(StudySpec, read_yaml("study", path))
+    except ValueError as error:
+        place = "" if str(error).startswith(str(path)) else f"{path}: "
+        raise ValueError(f"{place}{error}") from None

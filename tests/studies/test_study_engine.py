@@ -1,0 +1,407 @@
+"""Studies as they run: what is done once, what is done again, and what survives any crash."""
+
+import json
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+from safetensors.torch import load_file
+
+from meanbank.cli import main
+from meanbank.core.files import locked
+from meanbank.data import prepare_corpus
+from meanbank.studies.engine import run_study
+from meanbank.studies.job import find_job
+from meanbank.studies.launch import Processes
+from meanbank.studies.resolve import load_study
+from meanbank.studies.results import keep_result, read_results
+from meanbank.training.metrics import read_metrics
+from tests.studies.tiny_studies import SMALL, InProcess, study_file
+
+ROOT = Path(__file__).resolve().parents[2]
+# `meanbank` as a job's process, with the evaluations of these tests
+MEANBANK = (
+    sys.executable,
+    "-c",
+    f"import sys; sys.path.insert(0, {str(ROOT)!r}); import tests.studies.tiny_studies; "
+    "from meanbank.cli import main; main()",
+)
+
+
+def run(file, out, launcher=None, **how):
+    return run_study(load_study(file), out, launcher or InProcess(), **how)
+
+
+def by_job(out):
+    return {(result["arm"], result["seed"]): result for result in read_results(out)}
+
+
+def outcome_of(out, steps=3):
+    """What a study found, without what the clock decides; every step stands there once."""
+    lines = (out / "results.jsonl").read_text().splitlines()
+    found = {}
+    for line in map(json.loads, lines):
+        key = line["arm"], line["seed"]
+        assert key not in found, f"two lines of {key}"
+        metrics = read_metrics(out / line["curve"])
+        assert [each["step"] for each in metrics] == list(range(1, steps + 1))
+        losses = [(each["loss"], each["gradient_norm"], each["tokens"]) for each in metrics]
+        found[key] = line["scores"], line["config"], line["tokens"], losses
+    return found
+
+
+def test_a_study_leaves_everything_needed(tmp_path):
+    file = study_file(
+        tmp_path, tuning_seeds=[0], claims=[{"claim": "weights-for-tests(fixed) > 0"}]
+    )
+    out, launcher = tmp_path / "out", InProcess()
+    outcome = run(file, out, launcher)
+    assert (outcome.exit_code, outcome.finished, outcome.ran) == (0, 4, 4)
+    # the arm that costs more first
+    assert launcher.started == ["grows seed 7", "grows seed 0", "fixed seed 7", "fixed seed 0"]
+    results = by_job(out)
+    assert {key: result["tuning"] for key, result in results.items()} == {
+        ("grows", 7): False,
+        ("grows", 0): True,
+        ("fixed", 7): False,
+        ("fixed", 0): True,
+    }
+    result = results["fixed", 7]
+    folder = out / "runs" / "fixed" / "seed-7"
+    assert result == json.loads((folder / "result.json").read_text())
+    assert (result["study"], result["group"], result["label"]) == ("tiny", "recall", "KVM 8 rows")
+    assert result["config"] == yaml.safe_load((folder / "config.yaml").read_text())
+    assert result["config"]["training"]["seed"] == result["produced_by"]["seed"] == 7
+    assert result["tokens"] == 4 * (2 * 16 + 32)
+    saved = load_file(folder / "checkpoints" / "step-000003" / "model.safetensors")
+    assert result["parameters"] == sum(tensor.numel() for tensor in saved.values())
+    total = sum(tensor.double().sum().item() for tensor in saved.values())
+    assert result["scores"] == {
+        "weights-for-tests": pytest.approx(total),
+        "weights-for-tests@2": 1.0,
+    }
+    evaluation = json.loads((out / result["evaluations"]["weights-for-tests"]).read_text())
+    assert evaluation["scores"] == result["scores"]
+    assert (out / result["curve"]).is_file()
+    assert result["seconds"]["training"] > 0
+    claims = json.loads((out / "claims.json").read_text())
+    assert [claim["claim"] for claim in claims] == ["weights-for-tests(fixed) > 0"]
+
+
+def test_a_second_run_does_what_is_missing_and_no_more(tmp_path):
+    out, file = tmp_path / "out", study_file(tmp_path)
+    run(file, out, only=["fixed"])
+    assert set(by_job(out)) == {("fixed", 7)}
+    launcher = InProcess()
+    assert run(file, out, launcher).finished == 2
+    assert launcher.started == ["grows seed 7"]
+    before = (out / "results.jsonl").read_bytes()
+    launcher = InProcess()
+    assert run(file, out, launcher).ran == 0
+    assert launcher.started == []
+    assert (out / "results.jsonl").read_bytes() == before
+    more = study_file(tmp_path, seeds=[7, 8])
+    launcher = InProcess()
+    run(more, out, launcher, tuning=False)
+    assert launcher.started == ["grows seed 8", "fixed seed 8"]
+
+
+def test_changed_evaluations_alone_are_done_again(tmp_path):
+    out = tmp_path / "out"
+    run(study_file(tmp_path), out)
+    weights = {path: path.stat().st_mtime_ns for path in out.rglob("*.safetensors")}
+    first = {path: path.stat().st_mtime_ns for path in out.rglob("weights-for-tests.json")}
+    assert len(first) == 2
+    again = ["weights-for-tests", {"type": "weights-for-tests", "name": "more"}]
+    assert run(study_file(tmp_path, group={"evaluations": again}), out).ran == 2
+    assert {path: path.stat().st_mtime_ns for path in weights} == weights
+    assert {path: path.stat().st_mtime_ns for path in first} == first
+    for result in read_results(out):
+        assert set(result["scores"]) == {
+            "weights-for-tests", "weights-for-tests@2", "more", "more@2"
+        }  # fmt: skip
+    assert len((out / "results.jsonl").read_text().splitlines()) == 2
+
+
+def test_claims_are_kept_as_they_were_before_there_were_results(tmp_path):
+    out = tmp_path / "out"
+    claims = [[{"claim": f"weights-for-tests(fixed) > {number}"}] for number in range(3)]
+    run(study_file(tmp_path, claims=claims[0]), out, InProcess(broken=("grows", "fixed")))
+    run(study_file(tmp_path, claims=claims[1]), out)
+    run(study_file(tmp_path, claims=claims[2]), out)
+    kept = json.loads((out / "claims.json").read_text())
+    assert [claim["claim"] for claim in kept] == ["weights-for-tests(fixed) > 1"]
+    now = yaml.safe_load((out / "study.yaml").read_text())["claims"]
+    assert [claim["claim"] for claim in now] == ["weights-for-tests(fixed) > 2"]
+
+
+def test_texts_are_prepared_once_before_any_job(config_file, tmp_path, monkeypatch):
+    prepared, launcher = [], InProcess()
+
+    def prepare(data):
+        assert not launcher.started
+        prepared.append(data)
+        return prepare_corpus(data)
+
+    monkeypatch.setattr("meanbank.studies.engine.prepare_corpus", prepare)
+    arms = {"first": {}, "second": {"overrides": ["model.hidden_size=16"]}}
+    texts = {"config": str(config_file), "overrides": ["training.steps=2"], "arms": arms}
+    outcome = run(study_file(tmp_path, group=texts), tmp_path / "out", launcher)
+    assert (outcome.finished, len(prepared)) == (2, 1)
+    assert {result["tokens"] for result in read_results(tmp_path / "out")} == {2 * 2 * 32}
+
+
+def test_what_measures_time_comes_last_and_alone(tmp_path):
+    evaluations = ["timed-for-tests", "weights-for-tests"]
+    file, launcher = study_file(tmp_path, group={"evaluations": evaluations}), InProcess()
+    assert run(file, tmp_path / "out", launcher).finished == 2
+    beside = ["grows seed 7", "fixed seed 7"]
+    assert launcher.started == [*beside, *(f"{name} alone" for name in beside)]
+    assert all("timed-for-tests" in result["scores"] for result in read_results(tmp_path / "out"))
+
+
+def test_runs_of_other_settings_are_refused_and_made_anew_with_force(tmp_path):
+    out = tmp_path / "out"
+    run(study_file(tmp_path), out)
+    arms = {
+        "grows": "quick/recall_sqrt",
+        "fixed": {"config": "quick/recall_fixed", "overrides": ["data.batch_size=2"]},
+    }
+    changed = study_file(tmp_path, group={"arms": arms})
+    message = r"fixed/seed-7: it was made with data.batch_size = 4, not 2; --force makes arm fixed"
+    with pytest.raises(ValueError, match=message) as error:
+        run(changed, out)
+    assert "\n" not in str(error.value)
+    with pytest.raises(ValueError, match=message):
+        run(changed, out, only=["grows"], force=True)  # it would stay as it is
+    assert by_job(out)["fixed", 7]["tokens"] == 4 * 64
+    launcher = InProcess()
+    run(changed, out, launcher, force=True)
+    assert launcher.started == ["fixed seed 7"]
+    assert by_job(out)["fixed", 7]["tokens"] == 2 * 64
+    assert not list((out / "runs" / "fixed").glob(".*.old"))
+
+
+def test_a_failed_job_leaves_the_others_alone(tmp_path, capsys, monkeypatch):
+    file, out = study_file(tmp_path, seeds=[1, 2]), tmp_path / "out"
+    outcome = run(file, out, InProcess(broken=("grows",)))
+    assert (outcome.exit_code, outcome.finished) == (1, 2)
+    assert [(each["arm"], each["seed"]) for each in outcome.failed] == [("grows", 1), ("grows", 2)]
+    failure = json.loads((out / "runs" / "grows" / "seed-1" / "failure.json").read_text())
+    assert failure["message"] == "the loss is nan at step 2"
+    assert failure["code"] == 2
+    assert (out / failure["log"]).is_file()
+    assert set(by_job(out)) == {("fixed", 1), ("fixed", 2)}
+    monkeypatch.setattr("meanbank.studies.launch.Processes", lambda jobs: InProcess(("grows",)))
+    with pytest.raises(SystemExit) as stop:
+        main(["study", "run", str(file), "--out", str(out)])
+    shown = capsys.readouterr().out
+    assert stop.value.code == 1
+    assert shown.count("the loss is nan at step 2") == 2
+    assert "2 runs finished, 2 failed" in shown
+    assert run(file, out).finished == 4
+    assert not list(out.rglob("failure.json"))
+
+
+def test_a_folder_in_use_or_of_something_else_is_refused(tmp_path):
+    file, out = study_file(tmp_path), tmp_path / "out"
+    with locked(out / ".lock"), pytest.raises(ValueError, match="is in use: another"):
+        run(file, out)
+    (out / "notes.txt").write_text("mine")
+    with pytest.raises(ValueError, match="holds something else"):
+        run(file, out)
+    assert sorted(path.name for path in out.iterdir()) == [".lock", "notes.txt"]
+    with pytest.raises(ValueError, match="unknown arm 'fix'; choose one of fixed"):
+        run(file, tmp_path / "new", only=["fix"])
+    with pytest.raises(ValueError, match="is not the folder of a study"):
+        find_job(tmp_path / "new", "fixed", 7)
+
+
+def test_results_are_one_line_a_job_whatever_was_torn(tmp_path):
+    lines = [{"arm": arm, "seed": seed, "x": 0} for arm in "ab" for seed in (1, 2)]
+    for line in lines:
+        keep_result(tmp_path, line)
+    assert read_results(tmp_path) == lines
+    file = tmp_path / "results.jsonl"
+    whole = file.read_bytes()
+    for cut in (1, 10, len(whole) // 2 + 3, len(whole) - 1):
+        file.write_bytes(whole[:cut])
+        for line in lines:
+            keep_result(tmp_path, line)
+        assert sorted(map(str, read_results(tmp_path))) == sorted(map(str, lines))
+        assert len(file.read_bytes().splitlines()) == 4
+    keep_result(tmp_path, {**lines[0], "x": 1})
+    assert by_job(tmp_path)["a", 1]["x"] == 1
+    assert len(file.read_bytes().splitlines()) == 4
+
+
+def _keep_many(folder, arm, count):
+    for seed in range(count):
+        keep_result(folder, {"arm": arm, "seed": seed, "padding": "x" * 9999})
+
+
+def _killed_after(file, out, events):
+    """Run a study; SIGKILL this process at its so-many-th look at a file below `out`."""
+    torch.set_num_threads(1)
+    left = [events]
+
+    def count(event, arguments):
+        if event.startswith(("open", "os.", "shutil.", "fcntl.")) and str(out) in str(arguments):
+            left[0] -= 1
+            if left[0] == 0:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+    sys.addaudithook(count)
+    sys.stderr = sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
+    sys.exit(run(file, out).exit_code)
+
+
+@pytest.fixture(scope="module")
+def forked():
+    """Runs a function in a process that has loaded everything and done nothing yet."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["tests.studies.test_study_engine"])
+
+    def start(function, *arguments):
+        process = context.Process(target=function, args=arguments)
+        process.start()
+        return process
+
+    return start
+
+
+def test_results_may_be_kept_by_several_processes_at_a_time(forked, tmp_path):
+    processes = [forked(_keep_many, tmp_path, arm, 20) for arm in "abc"]
+    for process in processes:
+        process.join()
+    assert len(read_results(tmp_path)) == 60
+    assert len((tmp_path / "results.jsonl").read_bytes().splitlines()) == 60
+
+
+@pytest.mark.parametrize("stride", [9, pytest.param(1, marks=pytest.mark.slow)])
+def test_a_study_that_is_killed_anywhere_comes_to_the_same_end(stride, forked, tmp_path):
+    """Killed at one file operation after another, each time a little later."""
+    file = study_file(tmp_path)
+    whole, killed = tmp_path / "whole", tmp_path / "killed"
+    process = forked(_killed_after, file, whole, 0)
+    process.join()
+    assert process.exitcode == 0
+    kills, code = 0, -signal.SIGKILL
+    while code != 0:
+        process = forked(_killed_after, file, killed, 1 + stride * kills)
+        process.join()
+        code = process.exitcode
+        assert code in (0, -signal.SIGKILL)
+        kills += code != 0
+    assert kills > 4
+    assert outcome_of(killed) == outcome_of(whole)
+    assert len(outcome_of(whole)) == 2
+
+
+def test_jobs_are_processes_of_their_own(tmp_path):
+    """One of two fails at once, by a loss that is not finite."""
+    arms = {
+        "grows": {
+            "config": "quick/recall_sqrt",
+            "overrides": ["training.recipe.learning_rate=1e30"],
+        },
+        "fixed": "quick/recall_fixed",
+    }
+    file, out = study_file(tmp_path, group={"arms": arms}), tmp_path / "out"
+    outcome = run(file, out, Processes(2, MEANBANK))
+    assert (outcome.exit_code, outcome.finished) == (1, 1)
+    assert "not finite" in outcome.failed[0]["message"] or "nan" in outcome.failed[0]["message"]
+    assert outcome.failed[0]["arm"] == "grows"
+    threads = max(1, (os.cpu_count() or 1) // 2)
+    assert by_job(out)["fixed", 7]["produced_by"]["threads"] == threads
+
+
+def steps_done(out):
+    return sum(len(read_metrics(path)) for path in out.rglob("metrics.jsonl"))
+
+
+def started(file, out, *more):
+    """`meanbank study run`, once its jobs have made a few steps."""
+    before = steps_done(out)
+    command = [
+        sys.executable,
+        "-m",
+        "meanbank",
+        "study",
+        "run",
+        str(file),
+        "--out",
+        str(out),
+        *more,
+    ]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    process = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL)
+    while process.poll() is None and steps_done(out) < before + 10:
+        time.sleep(0.05)
+    return process
+
+
+def children(process):
+    found = subprocess.run(["pgrep", "-P", str(process.pid)], capture_output=True, check=True)
+    return [int(pid) for pid in found.stdout.split()]
+
+
+MANY_STEPS = ["training.steps=300", "training.checkpoint_every=50"]
+
+
+@pytest.mark.slow
+def test_a_study_whose_processes_are_stopped_and_killed_comes_to_the_same_end(tmp_path):
+    arms = {
+        name: {"config": f"quick/recall_{config}", "overrides": MANY_STEPS}
+        for name, config in {"grows": "sqrt", "fixed": "fixed"}.items()
+    }
+    group = {"arms": arms, "evaluations": []}
+    file = study_file(tmp_path, group=group)
+    whole, out = tmp_path / "whole", tmp_path / "out"
+    assert started(file, whole, "--jobs", "2").wait() == 0
+    for number, code in {signal.SIGTERM: 143, signal.SIGINT: 130}.items():
+        process = started(file, out, "--jobs", "2")
+        process.send_signal(number)
+        assert process.wait() == code
+        assert list(out.rglob("step-*")), "nothing was saved"
+    process = started(file, out, "--jobs", "2")
+    second = subprocess.run(process.args, capture_output=True, text=True, check=False)
+    assert (second.returncode, second.stderr.count("\n")) == (2, 1)
+    assert "is in use" in second.stderr
+    os.kill(children(process)[0], signal.SIGKILL)
+    assert process.wait() == 1
+    (failure,) = out.rglob("failure.json")
+    assert "ended by SIGKILL" in json.loads(failure.read_text())["message"]
+    orphans_of = started(file, out, "--jobs", "2")
+    orphans_of.kill()  # and its jobs are still there when the next one begins
+    orphans_of.wait()
+    assert started(file, out, "--jobs", "2").wait() == 0
+    assert outcome_of(out, 300) == outcome_of(whole, 300)
+    assert len(outcome_of(out, 300)) == 2
+
+
+@pytest.mark.slow
+def test_jobs_of_a_cluster(tmp_path, capsys):
+    pytest.importorskip("submitit", reason="pip install 'meanbank[slurm]'")
+    file = study_file(
+        tmp_path, group={"evaluations": [], "overrides": [*SMALL, "data.batch_size=2"]}
+    )
+    out = tmp_path / "out"
+    settings = ["cluster=local", "timeout_min=5"]
+    with pytest.raises(SystemExit) as stop:
+        main(["study", "run", str(file), "--out", str(out), "--slurm", *settings])
+    assert stop.value.code == 0, capsys.readouterr().err
+    assert {key: result["tokens"] for key, result in by_job(out).items()} == {
+        ("grows", 7): 2 * 64,
+        ("fixed", 7): 2 * 64,
+    }
+    with pytest.raises(SystemExit) as stop:
+        main(["study", "run", str(file), "--out", str(out), "--slurm", "cluster=local", "gpus=1x"])
+    assert stop.value.code == 2
