@@ -16,7 +16,7 @@ from meanbank.core.precision import accumulator_dtype, without_autocast
 from meanbank.core.state import check_at_least, check_tensors
 from meanbank.memory.base import MemoryConfig
 from meanbank.memory.budgets import Budget, PowerLaw
-from meanbank.memory.operator import UPDATES_TO_CATCH_UP, OperatorMemory
+from meanbank.memory.operator import UPDATES_TO_CATCH_UP, OperatorMemory, marked
 from meanbank.memory.window import visible_pairs
 from meanbank.ops.attention import BlockRule
 from meanbank.ops.kvm import KVMMemory, KVMRows, KVMUpdate, kvm_attention
@@ -147,7 +147,7 @@ class KeyValueMeans(OperatorMemory):
             **self.config.operator_settings(),
         )
         if destinations is not None:
-            destinations += [update.destination for update in trace or ()]
+            destinations += [marked(update.destination, update.opened) for update in trace or ()]
         return cast(tuple[Tensor, KVMMemory], attended)
 
     def initialize(self) -> None:
