@@ -108,6 +108,15 @@ class OperatorMemory(Memory):
         each block that leaves the window go into.
         """
 
+    @abc.abstractmethod
+    def routing(self, memory: Any) -> tuple[Tensor, Tensor, Tensor]:
+        """The vectors whose products tell how alike tokens and rows are.
+
+        memory: the operator's, just before the C tokens of its window leave it, as in
+        `OperatorState.past`. Returns those of the tokens, of the rows that each would open, both
+        (B, Hkv, C, Dk), and of the M rows that are there, (B, Hkv, M, Dk).
+        """
+
     def gates(self, x: Tensor) -> Tensor | None:
         """What the operator takes from the layer's input (B, T, hidden_size): (B, Hkv, T)."""
         return None
@@ -263,7 +272,7 @@ class OperatorMemory(Memory):
 
 
 def marked(rows: Tensor, opened: Tensor) -> Tensor:
-    """The rows that tokens went into, as `~row` where they opened it, so below 0; see `unmarked`."""
+    """The rows that tokens went into, as `~row`, which is below 0, where they opened it."""
     return torch.where(opened, ~rows, rows)
 
 

@@ -12,6 +12,7 @@ from transformers import initialization as init
 from meanbank.core.conventions import Conventions
 from meanbank.core.flops import Flops
 from meanbank.core.geometry import Geometry
+from meanbank.core.precision import accumulator_dtype
 from meanbank.core.state import check_at_least, check_tensors
 from meanbank.memory.base import MemoryConfig
 from meanbank.memory.budgets import Budget, Saturating
@@ -79,6 +80,10 @@ class OVQAttention(OperatorMemory):
         if destinations is not None:
             destinations += _marked(trace or [], memory.num_rows if memory else 0)
         return cast(tuple[Tensor, OVQMemory], attended)
+
+    def routing(self, memory):
+        token = memory.window_key.to(accumulator_dtype(memory.window_key.dtype))
+        return token, token, token[:, :, :0] if memory.rows is None else memory.rows.key
 
     @property
     def exact_tokens(self) -> int:

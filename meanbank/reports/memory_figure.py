@@ -51,7 +51,8 @@ def draw_token_fates(panels: Sequence[MemoryPanel], names: Sequence[str], path: 
     lines = -(-len(panels) // columns)
     above = max(1.0, _STRIP * strips + 0.7)
     with png_file(path, (_WIDTH, above + _AGES * lines + 0.4)) as canvas:
-        top, bottom = canvas.subfigures(2, 1, height_ratios=(above, _AGES * lines))
+        halves: Any = canvas.subfigures(2, 1, height_ratios=(above, _AGES * lines))
+        top, bottom = halves
         _draw_strips(top.subplots(), panels, names)
         grid: Any = bottom.subplots(lines, columns, squeeze=False, sharey=True)
         for axes in grid.flat[len(panels) :]:
