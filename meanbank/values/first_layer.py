@@ -79,6 +79,5 @@ class FirstLayerValues(ValueSource):
 
     def _scaled(self, values: Tensor) -> Tensor:
         """values (B, Hkv, T, Dv) times the scale."""
-        factor = self.scale
-        by_head = factor if isinstance(factor, float) else factor.view(-1, 1, 1)
-        return scaled(values, by_head)
+        scale = self.scale
+        return scaled(values, scale.view(-1, 1, 1) if isinstance(scale, Tensor) else scale)

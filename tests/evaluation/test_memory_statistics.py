@@ -211,7 +211,7 @@ def test_wrong_subjects_and_settings():
     small = model_of(KVM)
     with pytest.raises(ValueError, match="no held-out document has 20 tokens, the longest has 9"):
         run_evaluation(MemoryStatistics(), subject(small, [[1] * 9]))
-    with pytest.raises(ValueError, match="nobody knows how long .* of small were; give length"):
+    with pytest.raises(ValueError, match=r"nobody knows how long .* of small were; give length"):
         run_evaluation(MemoryStatistics(), subject(small, [[1] * 9], training_length=None))
     with pytest.raises(ValueError, match="count must be at least 1, got 0"):
         MemoryStatistics(count=0)
