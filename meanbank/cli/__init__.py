@@ -18,11 +18,13 @@ from meanbank.cli.context import build_context, show_context
 from meanbank.cli.evaluate import evaluate
 from meanbank.cli.generate import generate
 from meanbank.cli.plan import plan
+from meanbank.cli.plot import plot_mask, plot_memory
 from meanbank.cli.study import STUDY
 from meanbank.cli.train import train
 from meanbank.core.errors import one_line
 
 CONTEXT = {"build": build_context, "show": show_context}
+PLOT = {"mask": plot_mask, "memory": plot_memory}
 
 
 def _group(description: str, verbs: dict[str, Callable[..., int]]) -> Callable[..., Any]:
@@ -87,6 +89,7 @@ def parse(arguments: list[str]) -> Callable[[], int]:
                     **{name: _bound(verb) for name, verb in VERBS.items()},
                     "context": _group("Read texts once, and go on from a file.", CONTEXT),
                     "study": _group("Run arms with seeds, and judge claims.", STUDY),
+                    "plot": _group("Draw what a memory shows and where tokens went.", PLOT),
                     "bench": _group("Time operators, layers and models side by side.", BENCH),
                 },
                 prog="meanbank",

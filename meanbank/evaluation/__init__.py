@@ -7,7 +7,9 @@ from meanbank.evaluation.core_tasks import Core
 from meanbank.evaluation.driver import Outcome, run_evaluation
 from meanbank.evaluation.harness_tasks import Harness
 from meanbank.evaluation.memory import MemoryBytes
+from meanbank.evaluation.memory_statistics import MemoryStatistics
 from meanbank.evaluation.mqar import Mqar
+from meanbank.evaluation.parts import Parts
 from meanbank.evaluation.position_loss import PositionLoss
 from meanbank.evaluation.recall import Recall
 from meanbank.evaluation.ruler import Ruler
@@ -21,8 +23,10 @@ __all__ = [
     "Evaluation",
     "Harness",
     "MemoryBytes",
+    "MemoryStatistics",
     "Mqar",
     "Outcome",
+    "Parts",
     "PositionLoss",
     "Recall",
     "Record",

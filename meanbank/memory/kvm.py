@@ -16,11 +16,12 @@ from meanbank.core.precision import accumulator_dtype, without_autocast
 from meanbank.core.state import check_at_least, check_tensors
 from meanbank.memory.base import MemoryConfig
 from meanbank.memory.budgets import Budget, PowerLaw
-from meanbank.memory.operator import UPDATES_TO_CATCH_UP, OperatorMemory
+from meanbank.memory.operator import UPDATES_TO_CATCH_UP, OperatorMemory, marked
 from meanbank.memory.window import visible_pairs
 from meanbank.ops.attention import BlockRule
 from meanbank.ops.kvm import KVMMemory, KVMRows, KVMUpdate, kvm_attention
 from meanbank.ops.kvm.api import check_backend
+from meanbank.ops.kvm.common import KVMWeights
 from meanbank.ops.kvm.options import (
     Append,
     KVMOptions,
@@ -30,6 +31,7 @@ from meanbank.ops.kvm.options import (
     ValueScale,
     Write,
 )
+from meanbank.ops.kvm.reference import stored_key
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -152,8 +154,17 @@ class KeyValueMeans(OperatorMemory):
             **self.config.operator_settings(),
         )
         if destinations is not None:
-            destinations += [update.destination for update in trace or ()]
+            destinations += [marked(update.destination, update.opened) for update in trace or ()]
         return cast(tuple[Tensor, KVMMemory], attended)
+
+    def routing(self, memory):
+        """As `kvm_attention` routes; a gate that scales a row's key is lost in its norm."""
+        options = KVMOptions(rotary_dim=self.geometry.rotary_dim, **self.config.operator_settings())
+        weights = KVMWeights(self.norm.weight, self.norm.bias, *[self.norm.weight[:0]] * 2)
+        key = memory.window_key.to(accumulator_dtype(memory.window_key.dtype))
+        token = stored_key(key, weights, options)
+        rows = token[:, :, :0] if memory.rows is None else memory.rows.key
+        return token, weights.norm(token), weights.norm(rows)
 
     def initialize(self) -> None:
         for temperature in (self.state_temperature, self.window_temperature):

@@ -30,8 +30,8 @@ class OperatorState(MemoryState):
     depth: how many of the last tokens can be forgotten.
     past: for each time in these tokens that a block left the window, oldest first, the state just
         before it, with that block alone for a window.
-    destination: (B, Hkv, S) int32, the row that each of the S tokens before the window went into;
-        None where that is not recorded.
+    destination: (B, Hkv, S) int32, the row that each of the S tokens before the window went into,
+        as `marked` says; None where that is not recorded.
     """
 
     part = "exact tokens"
@@ -104,8 +104,17 @@ class OperatorMemory(Memory):
         """Call the operator: outputs (B, H, T, Dv) and its memory after the T tokens.
 
         The memory has its window values; gate: what `gates` gave for the T tokens; destinations:
-        where wanted, to be extended by the rows (B, Hkv, C) that the tokens of each block that
-        leaves the window go into.
+        where wanted, to be extended by the rows (B, Hkv, C), as `marked` says, that the tokens of
+        each block that leaves the window go into.
+        """
+
+    @abc.abstractmethod
+    def routing(self, memory: Any) -> tuple[Tensor, Tensor, Tensor]:
+        """The vectors whose products tell how alike tokens and rows are.
+
+        memory: the operator's, just before the C tokens of its window leave it, as in
+        `OperatorState.past`. Returns those of the tokens, of the rows that each would open, both
+        (B, Hkv, C, Dk), and of the M rows that are there, (B, Hkv, M, Dk).
         """
 
     def gates(self, x: Tensor) -> Tensor | None:
@@ -260,6 +269,17 @@ class OperatorMemory(Memory):
         sizes = self.geometry
         numbers = sizes.num_kv_heads * (sizes.key_dim + sizes.value_dim + 1)
         return numbers * accumulator_dtype(dtype).itemsize
+
+
+def marked(rows: Tensor, opened: Tensor) -> Tensor:
+    """The rows that tokens went into, as `~row`, which is below 0, where they opened it."""
+    return torch.where(opened, ~rows, rows)
+
+
+def unmarked(marked_rows: Tensor) -> tuple[Tensor, Tensor]:
+    """The rows that tokens went into, and which of them opened theirs."""
+    opened = marked_rows < 0
+    return torch.where(opened, ~marked_rows, marked_rows), opened
 
 
 def _joined_destinations(parts: list[Tensor] | None) -> Tensor | None:

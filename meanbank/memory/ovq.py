@@ -12,10 +12,11 @@ from transformers import initialization as init
 from meanbank.core.conventions import Conventions
 from meanbank.core.flops import Flops
 from meanbank.core.geometry import Geometry
+from meanbank.core.precision import accumulator_dtype
 from meanbank.core.state import check_at_least, check_tensors
 from meanbank.memory.base import MemoryConfig
 from meanbank.memory.budgets import Budget, Saturating
-from meanbank.memory.operator import UPDATES_TO_CATCH_UP, OperatorMemory
+from meanbank.memory.operator import UPDATES_TO_CATCH_UP, OperatorMemory, marked
 from meanbank.ops.attention import BlockRule
 from meanbank.ops.ovq import OVQMemory, OVQRows, ovq_attention
 
@@ -69,6 +70,7 @@ class OVQAttention(OperatorMemory):
         init.ones_(self.temperature)
 
     def attend(self, query, key, value, gate, memory, destinations):
+        trace: list[Tensor] | None = None if destinations is None else []
         attended = ovq_attention(
             query,
             key,
@@ -78,9 +80,15 @@ class OVQAttention(OperatorMemory):
             budget=self.config.budget,
             memory=memory,
             return_memory=True,
-            trace=destinations,
+            trace=trace,
         )
+        if destinations is not None:
+            destinations += _marked(trace or [], memory.num_rows if memory else 0)
         return cast(tuple[Tensor, OVQMemory], attended)
+
+    def routing(self, memory):
+        token = memory.window_key.to(accumulator_dtype(memory.window_key.dtype))
+        return token, token, token[:, :, :0] if memory.rows is None else memory.rows.key
 
     @property
     def exact_tokens(self) -> int:
@@ -143,3 +151,16 @@ class OVQAttention(OperatorMemory):
             pairs += rows * min(chunk, tokens - seen)
             similarities += before * (chunk if seen > chunk else chunk - 1)
         return self.read_flops(pairs) + self.similarity_flops(similarities)
+
+
+def _marked(blocks: list[Tensor], rows: int) -> Iterator[Tensor]:
+    """The rows (B, Hkv, C) of each block's tokens, see `marked`; `rows` were there before.
+
+    A new row is opened by the first token that goes into it, for none is merged into the rows that
+    open with it.
+    """
+    for block in blocks:
+        alike = block[..., None] == block[..., None, :]
+        first = ~alike.tril(-1).any(dim=-1)
+        yield marked(block, first & (block >= rows))
+        rows = max(rows, int(block.max()) + 1)

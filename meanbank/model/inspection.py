@@ -10,7 +10,7 @@ from torch import Tensor
 from meanbank.core.record import NOTHING
 from meanbank.core.state import RowStates, State, rows_of
 from meanbank.memory.base import MemoryState, Usage
-from meanbank.memory.operator import OperatorState
+from meanbank.memory.operator import OperatorState, unmarked
 from meanbank.model.attention import AttentionState
 from meanbank.model.block import BlockState
 from meanbank.model.config import MeanbankConfig
@@ -69,13 +69,18 @@ class Provenance:
     """Where the tokens of one sequence went that one layer no longer holds as they are.
 
     rows: (Hkv, S) int32; the row that the token at each of the first S positions went into, for
-        every key/value head.
+        every key/value head. opened: (Hkv, S), whether it opened that row.
     """
 
     rows: Tensor
+    opened: Tensor
 
     def tokens(self, head: int, row: int) -> Tensor:
-        """Positions of the tokens that went into a row, ascending; the first opened it."""
+        """Positions of the tokens that went into a row, ascending.
+
+        One of them opened it: the first, but for KVM's tokens that were merged into the rows of
+        later tokens of their block.
+        """
         return (self.rows[head] == row).nonzero()[:, 0]
 
 
@@ -100,7 +105,8 @@ def provenance(state: State, sequence: int) -> Provenance:
         held, sequence = rows_of(held, (sequence,)), 0
         if held is None and isinstance(some, OperatorState):  # a sequence without tokens
             heads = some.memory.window_key.shape[1]
-            return Provenance(torch.empty(heads, 0, dtype=torch.int32))
+            rows = torch.empty(heads, 0, dtype=torch.int32)
+            return Provenance(rows, rows.bool())
     if not isinstance(held, OperatorState):
         raise ValueError("the layer has no memory of compressed rows")
     if held.destination is None:
@@ -108,7 +114,7 @@ def provenance(state: State, sequence: int) -> Provenance:
             "where tokens went was not recorded: call activate_provenance() before the first of "
             "them is read"
         )
-    return Provenance(held.destination[sequence].clone())
+    return Provenance(*unmarked(held.destination[sequence]))
 
 
 def _memory(state: Any) -> Any:

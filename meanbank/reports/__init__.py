@@ -13,6 +13,8 @@ from meanbank.reports.console import print_table, print_tables
 from meanbank.reports.expectations import demo_tables, expectations_table
 from meanbank.reports.figures import Figure, draw_figures
 from meanbank.reports.loading import load_demo
+from meanbank.reports.mask_figure import MaskPanel, draw_mask, write_mask
+from meanbank.reports.memory_figure import MemoryPanel, draw_token_fates, write_token_fates
 from meanbank.reports.page import write_report
 from meanbank.reports.results import DemoResults, LanguageArm, RecallArm, RecallRun, Sample
 from meanbank.reports.tables import Row, Table
@@ -21,6 +23,8 @@ __all__ = [
     "DemoResults",
     "Figure",
     "LanguageArm",
+    "MaskPanel",
+    "MemoryPanel",
     "RecallArm",
     "RecallRun",
     "Row",
@@ -31,6 +35,8 @@ __all__ = [
     "demo_tables",
     "draw_benchmark",
     "draw_figures",
+    "draw_mask",
+    "draw_token_fates",
     "expectations_table",
     "first_faster",
     "growth_exponent",
@@ -39,5 +45,7 @@ __all__ = [
     "markdown",
     "print_table",
     "print_tables",
+    "write_mask",
     "write_report",
+    "write_token_fates",
 ]

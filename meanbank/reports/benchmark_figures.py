@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Sequence
-from io import BytesIO
 from pathlib import Path
 from textwrap import fill
 from typing import TYPE_CHECKING, Any
@@ -17,8 +16,8 @@ from meanbank.reports.benchmarks import (
     seconds,
     series,
 )
-from meanbank.reports.files import write_whole
-from meanbank.reports.palette import GUIDE, STYLES, Style, figure_style
+from meanbank.reports.canvas import png_file
+from meanbank.reports.palette import GUIDE, STYLES, Style
 from meanbank.reports.panels import token_axis
 
 if TYPE_CHECKING:
@@ -64,27 +63,18 @@ def draw_benchmark(records: Sequence[Record], path: Path) -> None:
     A ring marks the first length from which on an arm is faster than PyTorch's attention; numbers
     at the right ends are growth exponents.
     """
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
     panels = list(_panels(records).items())
     columns = min(_PANELS_A_ROW, len(panels))
     lines = -(-len(panels) // columns)
-    with figure_style():
-        # A legend takes about the width of two panels.
-        size = (max(6.4, _PANEL[0] * columns + 0.6), _PANEL[1] * lines + 0.9)
-        canvas = Figure(figsize=size, layout="constrained")
-        FigureCanvasAgg(canvas)
+    # A legend takes about the width of two panels.
+    size = (max(6.4, _PANEL[0] * columns + 0.6), _PANEL[1] * lines + 0.9)
+    with png_file(path, size) as canvas:
         grid: Any = canvas.subplots(lines, columns, squeeze=False)
         for axes in grid.flat[len(panels) :]:
             axes.set_visible(False)
         for axes, ((title, _), found) in zip(grid.flat, panels, strict=False):
             _draw(axes, title, found)
         _legend(canvas, [line for _, found in panels for line in series(found).values()])
-        content = BytesIO()
-        # Without a version in the file, the same results give the same bytes.
-        canvas.savefig(content, format="png", metadata={"Software": None})
-    write_whole(path, content.getvalue())
 
 
 def _panels(records: Sequence[Record]) -> dict[tuple[str, str], list[Record]]:

@@ -2,13 +2,12 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from io import BytesIO
 from pathlib import Path
 from textwrap import fill
 from typing import TYPE_CHECKING, Any
 
-from meanbank.reports.files import write_whole
-from meanbank.reports.palette import STYLES, figure_style
+from meanbank.reports.canvas import png_file
+from meanbank.reports.palette import STYLES
 from meanbank.reports.panels import (
     draw_held_out,
     draw_loss_by_position,
@@ -56,7 +55,8 @@ def draw_figures(results: DemoResults, folder: Path | str) -> dict[str, Figure]:
         if not plan.drawable(results):
             continue
         path = Path(folder) / f"{name}.png"
-        write_whole(path, _png(plan, results))
+        with png_file(path, plan.size) as canvas:
+            plan.draw(canvas, results)
         figures[name] = Figure(
             name=name,
             path=path,
@@ -64,20 +64,6 @@ def draw_figures(results: DemoResults, folder: Path | str) -> dict[str, Figure]:
             alternative=plan.alternative(results),
         )
     return figures
-
-
-def _png(plan: _Plan, results: DemoResults) -> bytes:
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure as Canvas
-
-    with figure_style():
-        canvas = Canvas(figsize=plan.size, layout="constrained")
-        FigureCanvasAgg(canvas)
-        plan.draw(canvas, results)
-        content = BytesIO()
-        # Without a version in the file, the same results give the same bytes.
-        canvas.savefig(content, format="png", metadata={"Software": None})
-    return content.getvalue()
 
 
 def _by_position(results: DemoResults) -> list[LanguageArm]:

@@ -29,6 +29,18 @@ STYLES = {
     "kvm_sqrt_bank": Style(color="#D55E00", marker="v", dashes=(5, 2)),
 }
 GUIDE = "#767676"
+# How a token is held or seen; the same in every picture.
+FORM_COLORS = {
+    "exact": "#0072B2",
+    "window": "#0072B2",
+    "sink": "#D55E00",
+    "own row": "#56B4E9",
+    "shared row": "#E69F00",
+    "merged": "#E69F00",
+    "matrix": "#CC79A7",
+    "not seen": "#E4E4E4",
+    "later": "#FFFFFF",
+}
 
 # Any: matplotlib has a type for the names of settings in some versions only.
 _SETTINGS: Any = {

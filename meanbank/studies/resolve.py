@@ -11,8 +11,8 @@ from meanbank.core.bundled import read_yaml
 from meanbank.core.config import build, to_plain
 from meanbank.core.files import write_text
 from meanbank.evaluation.base import Evaluation
-from meanbank.studies.claims import ClaimSpec
 from meanbank.studies.spec import ArmSpec, GroupSpec, MatchSpec, StudySpec, find_study, read_spec
+from meanbank.studies.verdicts import ClaimSpec
 from meanbank.training.config import RunConfig, load_config, load_settings
 from meanbank.training.matching import Proposal, memory_proposal, proposals
 

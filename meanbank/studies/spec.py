@@ -13,11 +13,10 @@ import meanbank.evaluation  # noqa: F401 - registers what can be evaluated
 from meanbank.core.bundled import bundled, find_yaml, read_yaml
 from meanbank.core.config import build, choose
 from meanbank.evaluation.base import Evaluation
-from meanbank.studies.claims import ClaimSpec
+from meanbank.studies.verdicts import ClaimSpec
 
 By = Literal["tokens", "flops", "params", "bytes"]
 NAME = r"[A-Za-z0-9_][A-Za-z0-9_.-]*"
-OF_ARM = re.compile(r"[\w.:/@-]+\(([^()]*)\)")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -122,13 +121,8 @@ class StudySpec:
                 check_apart(name, group.arm(name).seeds or self.seeds, self.tuning_seeds)
                 arms.add(name)
         for number, claim in enumerate(self.claims):
-            for arm in arms_of_claim(claim):
+            for arm in claim.parsed.arms:
                 choose(f"arm in claims.{number}:", arm, arms)
-
-
-def arms_of_claim(claim: ClaimSpec) -> list[str]:
-    """The arms that a claim is about."""
-    return [name.strip() for name in OF_ARM.findall(claim.claim)]
 
 
 def check_names(kind: str, names: Iterable[str]) -> None:

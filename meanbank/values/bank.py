@@ -15,6 +15,7 @@ from meanbank.core.geometry import Geometry
 from meanbank.core.table import Table, look_up
 from meanbank.core.values import BankedValues
 from meanbank.values.base import Place, ValueSource, ValueSourceConfig, learned_or, restart, scaled
+from meanbank.values.parts import Scaled
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -76,6 +77,9 @@ class BankValues(ValueSource):
         token_ids, table = self.rows_of(context)
         heads, sparse = self.geometry.num_kv_heads, self.sparse_gradients
         return BankedValues(token_ids, table, self.scale, heads, sparse), None
+
+    def parts(self, shared):
+        return [Scaled("bank", self, "scale", shared if self.table is None else self.table)]
 
     def publish(self, x: Tensor, start: Tensor, context: Context) -> Tensor:
         rows = look_up(*self.rows_of(context), self.sparse_gradients)

@@ -15,8 +15,10 @@ from meanbank.core.conventions import Conventions
 from meanbank.core.flops import Flops
 from meanbank.core.geometry import Geometry
 from meanbank.core.state import State
+from meanbank.core.table import Table
 from meanbank.core.tail import tail_like
 from meanbank.core.values import Values
+from meanbank.values.parts import Part
 
 
 @dataclasses.dataclass(frozen=True)
@@ -135,6 +137,13 @@ class ValueSource(nn.Module, abc.ABC):
         share, for the first of them to fill.
         """
 
+    def parts(self, shared: Table | None) -> list[Part]:
+        """What its values are put together from, where a coefficient or a gate scales each.
+
+        shared: the table that layers share.
+        """
+        return []
+
     @property
     def uses_start(self) -> bool:
         """Whether `forward` reads the layer-normalised x0."""
@@ -178,7 +187,7 @@ def learned_or(fixed: float, learned: bool) -> nn.Parameter | float:
     return nn.Parameter(torch.ones(())) if learned else fixed
 
 
-def scaled(values: Tensor, factor: nn.Parameter | float) -> Tensor:
+def scaled(values: Tensor, factor: Tensor | float) -> Tensor:
     """values times the factor, without a copy where it is 1."""
     return values if isinstance(factor, float) and factor == 1.0 else values * factor
 

@@ -5,14 +5,14 @@ from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
-from transformers import initialization as init
 
 from meanbank.core.context import Context
 from meanbank.core.conventions import Conventions
 from meanbank.core.flops import Flops
 from meanbank.core.geometry import Geometry, split_heads
 from meanbank.core.values import DenseValues
-from meanbank.values.base import Place, ValueSource, ValueSourceConfig
+from meanbank.values.base import Place, ValueSource, ValueSourceConfig, learned_or, restart, scaled
+from meanbank.values.parts import Scaled
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -53,18 +53,19 @@ class FirstLayerValues(ValueSource):
     def __init__(self, config: FirstLayer, geometry: Geometry, place: Place) -> None:
         super().__init__(geometry, place)
         self.source = config.takes_over(place.first_layer)
-        self.scale = None
-        if config.scale != "fixed":
-            shape = (geometry.num_kv_heads,) if config.scale == "per_head" else ()
-            self.scale = nn.Parameter(torch.ones(shape))
+        self.scale: nn.Parameter | float = learned_or(1.0, config.scale != "fixed")
+        if config.scale == "per_head":
+            self.scale = nn.Parameter(torch.ones(geometry.num_kv_heads))
 
     def initialize(self, ratio: float) -> None:
-        if self.scale is not None:
-            init.ones_(self.scale)
+        restart(self.scale)
 
     def forward(self, x, start, context, state):
         values = split_heads(context.first_values[self.source], self.geometry.num_kv_heads)
         return DenseValues(self._scaled(values)), None
+
+    def parts(self, shared):
+        return [Scaled("first_layer", self, "scale")]
 
     def publish(self, x: Tensor, start: Tensor, context: Context) -> Tensor:
         values = context.first_values[self.source].unflatten(-1, (self.geometry.num_kv_heads, -1))
@@ -78,4 +79,5 @@ class FirstLayerValues(ValueSource):
 
     def _scaled(self, values: Tensor) -> Tensor:
         """values (B, Hkv, T, Dv) times the scale."""
-        return values if self.scale is None else values * self.scale.view(-1, 1, 1)
+        scale = self.scale
+        return scaled(values, scale.view(-1, 1, 1) if isinstance(scale, Tensor) else scale)

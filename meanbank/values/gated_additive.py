@@ -15,6 +15,7 @@ from meanbank.core.geometry import Geometry, split_heads
 from meanbank.core.table import look_up
 from meanbank.core.values import DenseValues
 from meanbank.values.base import Place, ValueSource, ValueSourceConfig
+from meanbank.values.parts import Gated
 from meanbank.values.projected import Projected
 
 GATE_CHANNELS = 12  # of the layer's input, which the gate reads
@@ -62,6 +63,9 @@ class GatedAdditiveValues(ValueSource):
         contextual, state = self.contextual(x, start, context, state)
         values = contextual.dense() + split_heads(self._added(x, context), self.gate.out_features)
         return DenseValues(values), state
+
+    def parts(self, shared):
+        return [Gated("table", self, "gate", self.table)]
 
     def publish(self, x: Tensor, start: Tensor, context: Context) -> Tensor:
         return self.contextual.publish(x, start, context) + self._added(x, context)

@@ -11,6 +11,7 @@ from meanbank.core.flops import Flops, linear_flops
 from meanbank.core.geometry import Geometry, split_heads
 from meanbank.core.values import DenseValues
 from meanbank.values.base import Place, ValueSource, ValueSourceConfig, learned_or, restart, scaled
+from meanbank.values.parts import Scaled
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -50,6 +51,9 @@ class InitialEmbeddingValues(ValueSource):
         assert start is not None  # `uses_start`
         values = self.publish(x, start, context)
         return DenseValues(split_heads(values, self.geometry.num_kv_heads)), None
+
+    def parts(self, shared):
+        return [Scaled("initial_embedding", self, "scale")]
 
     def publish(self, x: Tensor, start: Tensor, context: Context) -> Tensor:
         return scaled(self.projection(start), self.scale)

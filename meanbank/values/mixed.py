@@ -14,6 +14,7 @@ from meanbank.values.bank import Bank
 from meanbank.values.base import Place, ValueSource, ValueSourceConfig, learned_or, restart
 from meanbank.values.first_layer import FirstLayer
 from meanbank.values.initial_embedding import InitialEmbedding
+from meanbank.values.parts import Scaled
 from meanbank.values.projected import Projected
 
 OTHERS = (Bank, FirstLayer, InitialEmbedding)
@@ -81,6 +82,7 @@ class MixedValues(ValueSource):
         self.other = None  # initial_embedding: the contextual part's own projection of x0
         if not isinstance(config.other, InitialEmbedding):
             self.other = config.other.build(geometry, place.of_part())
+        self.name_of_other = config.other.tag
         learned = config.coefficients == "learned"
         self.contextual_weight = learned_or(0.5, learned)
         self.other_weight = learned_or(0.5, learned)
@@ -110,6 +112,14 @@ class MixedValues(ValueSource):
             other = self.other(x, start, context, None)[0].dense()
         mixed = self.contextual_weight * contextual.dense() + self.other_weight * other
         return DenseValues(mixed), state
+
+    def parts(self, shared):
+        """Both, under the names of the plan: the other's own scale is 1."""
+        (table,) = [part.table for part in self.other.parts(shared)] if self.other else [None]
+        return [
+            Scaled("contextual", self, "contextual_weight"),
+            Scaled(self.name_of_other, self, "other_weight", table),
+        ]
 
     def publish(self, x, start, context):
         contextual = self.contextual.publish(x, start, context)

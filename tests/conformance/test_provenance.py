@@ -5,6 +5,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from meanbank.core.geometry import Geometry
+from meanbank.core.layout import Span
+from meanbank.core.record import Record
+from meanbank.core.values import DenseValues
+from meanbank.memory import KVM, PowerLaw
+from meanbank.memory.operator import unmarked
 from meanbank.ops import kvm_attention
 from tests.conformance.models import CHUNK, MEMORIES, make_model
 
@@ -151,3 +157,38 @@ def test_what_it_costs_and_where_it_is_not():
     feed(full, cache, ids)
     with pytest.raises(ValueError, match="no memory of compressed rows"):
         cache.provenance(0)
+
+
+@pytest.mark.parametrize("memory", COMPRESSED)
+def test_every_row_is_opened_by_one_token(memory):
+    model = make_model(memory, "bank", "grouped", torch.float64, layers=2)
+    cache, ids = recording(model), torch.randint(40, (2, 41))
+    feed(model, cache, ids[:, :13])
+    for token in range(13, 41):
+        feed(model, cache, ids[:, token : token + 1])
+    whole = recording(model)
+    feed(model, whole, ids)
+    for layer, described in enumerate(cache.describe().layers):
+        found = cache.provenance(layer, 1)
+        for head in range(2):
+            opened = found.rows[head][found.opened[head]]
+            assert sorted(opened.tolist()) == list(range(described.rows[1]))
+        assert torch.equal(found.opened, whole.provenance(layer, 1).opened)
+
+
+def test_the_radius_of_a_row_is_of_the_token_that_opened_it():
+    """Also where an earlier token of its block was merged into it."""
+    sizes = Geometry(
+        hidden_size=8, num_heads=1, num_kv_heads=1, key_dim=4, value_dim=5, rotary_dim=2
+    )
+    memory = KVM(chunk_size=8, budget=PowerLaw(factor=2)).build(sizes).double()
+    query, key = torch.randn(2, 1, 1, 100, 4, dtype=torch.float64)
+    value, x = torch.randn(1, 1, 100, 5).double(), torch.randn(1, 100, 8).double()
+    span = Span(0, 100, record=Record(provenance=True))
+    _, state = memory(query, key, DenseValues(value), x, None, span)
+    rows, opened = (found[0, 0] for found in unmarked(state.destination))
+    scale = torch.zeros(int(rows.max()) + 1).double()
+    scale[rows[opened].long()] = value[0, 0, : len(rows)][opened].norm(dim=-1)
+    assert torch.allclose(scale, state.memory.rows.scale[0, 0])
+    first = [int((rows == row).nonzero()[0]) for row in range(len(scale))]
+    assert not opened[first].all()

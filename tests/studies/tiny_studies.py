@@ -17,7 +17,8 @@ SMALL = [
     "training.device=cpu",
     "model.hidden_size=16",
     "data.batch_size=4",
-    "data.recall={curriculum: [{fraction: 0.5, length: 16, pairs: [2]}, {fraction: 0.5, length: 32, pairs: [4]}]}",
+    "data.recall={curriculum: [{fraction: 0.5, length: 16, pairs: [2]},"
+    " {fraction: 0.5, length: 32, pairs: [4]}]}",
 ]
 
 

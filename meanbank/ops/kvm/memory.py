@@ -70,6 +70,14 @@ class KVMUpdate:
     rows: KVMRows
 
     @property
+    def opened(self) -> Tensor:
+        """Which of the C tokens got rows of their own: (B, Hkv, C) booleans."""
+        size = self.appended.shape[2] if self.route is None else self.route.shape[2]
+        shape = (*self.appended.shape[:2], size)
+        none = torch.zeros(shape, dtype=torch.bool, device=self.appended.device)
+        return none.scatter(2, self.appended, True)
+
+    @property
     def destination(self) -> Tensor:
         """The row that each of the C tokens went into, its own or another's: (B, Hkv, C)."""
         first = self.rows.count - self.appended.shape[2]
