@@ -41,9 +41,11 @@ class Ruler(Evaluation, tag="ruler"):
     documents: for `qa_1` a file in SQuAD's form, for `qa_2` one in HotpotQA's; a folder or glob
     for both. depths: where needles stand in a text, in percent; RULER's 40 by default.
 
-    The output gets the tokens of RULER, less what a prompt leaves: lm_eval does not count the first
-    words of the answer, which it gives. For what differs from lm_eval see `CommonWords`,
-    `FrequentWords` and `Niah`; scores of qa are RULER's own (any of the answers).
+    The output may take RULER's number of tokens, or what the prompt leaves of the length, which can
+    be a little less: as in lm_eval, the words that the answer begins with are not counted.
+    Not as lm_eval: keys are never the same by chance; `fwe` leaves room for its output; a length
+    too short for lm_eval's smallest haystack gets a smaller one; a text that is too short begins
+    again; qa is scored by any of the answers, as in RULER.
     """
 
     tasks: tuple[str, ...] = WITHOUT_FILES
