@@ -16,7 +16,8 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 _WIDTH = 9.0  # inches
-_STRIP, _AGES = 0.2, 2.5
+_STRIP, _STRIPS, _AGES = 0.2, 12.0, 2.5  # of one strip, of all at most, of a line of rows
+_NAMED = 60  # strips up to which each head has a label
 _PANELS_A_ROW = 3
 _LABELS = {
     "sink": "sink",
@@ -49,7 +50,7 @@ def draw_token_fates(panels: Sequence[MemoryPanel], names: Sequence[str], path: 
     strips = sum(len(panel.heads) for panel in panels)
     columns = min(_PANELS_A_ROW, len(panels))
     lines = -(-len(panels) // columns)
-    above = max(1.0, _STRIP * strips + 0.7)
+    above = max(1.0, min(_STRIP * strips, _STRIPS) + 0.7)
     with png_file(path, (_WIDTH, above + _AGES * lines + 0.4)) as canvas:
         halves: Any = canvas.subfigures(2, 1, height_ratios=(above, _AGES * lines))
         top, bottom = halves
@@ -82,11 +83,21 @@ def _draw_strips(axes: "Axes", panels: Sequence[MemoryPanel], names: Sequence[st
     )
     axes.grid(visible=False)
     axes.spines[:].set_visible(False)
-    labels = [f"layer {panel.layer}, head {head}" for panel in panels for head in panel.heads]
-    axes.set_yticks(range(len(labels)), labels, fontsize=7.5)
-    for at in range(1, len(labels)):
-        begins = labels[at].split(",")[0] != labels[at - 1].split(",")[0]
-        axes.axhline(at - 0.5, color="white", linewidth=2.5 if begins else 0.8)
+    places, labels, at = [], [], 0
+    for panel in panels:
+        heads = len(panel.heads)
+        if len(strips) <= _NAMED:
+            places += range(at, at + heads)
+            labels += [f"layer {panel.layer}, head {head}" for head in panel.heads]
+            for line in range(at + 1, at + heads):
+                axes.axhline(line - 0.5, color="white", linewidth=0.8)
+        else:
+            places.append(at + (heads - 1) / 2)
+            labels.append(f"layer {panel.layer}")
+        if at:
+            axes.axhline(at - 0.5, color="white", linewidth=2.5)
+        at += heads
+    axes.set_yticks(places, labels, fontsize=7.5)
     axes.set_title("What became of each token")
     axes.set_xlabel("position in the text")
 
@@ -130,11 +141,12 @@ def _in_words(panel: MemoryPanel, names: Sequence[str]) -> str:
         if (panel.fates == fate).any()
     ]
     sizes = np.concatenate([np.bincount(rows[rows >= 0]) for rows in panel.rows])
-    return (
-        f"Layer {panel.layer} ({panel.memory}): of {tokens:,} tokens a head, {listed(shares)}; "
-        f"the largest row has {sizes.max(initial=0):,} tokens, {(sizes == 1).mean():.0%} of rows "
-        "have one."
-    )
+    rows = "no rows yet"
+    if len(sizes):
+        alone = (sizes == 1).mean()
+        rows = f"the largest row has {sizes.max():,} tokens, {alone:.0%} of rows have one"
+    told = f"of {tokens:,} tokens a head, {listed(shares)}"
+    return f"Layer {panel.layer} ({panel.memory}): {told}; {rows}."
 
 
 def write_token_fates(

@@ -76,3 +76,19 @@ def test_token_fates(tmp_path, layers):
 def test_forms_that_can_stand_beside_each_other_have_colours_of_their_own():
     for names in (set(FORM_COLORS) - {"window", "merged"}, set(FATES)):
         assert len({FORM_COLORS[name] for name in names}) == len(names)
+
+
+def test_many_heads_have_one_label_a_layer(tmp_path):
+    panels = [
+        MemoryPanel(
+            layer=layer,
+            memory="kvm",
+            heads=tuple(range(31)),
+            fates=np.full((31, 4), 3, dtype=np.int8),
+            rows=np.full((31, 4), -1, dtype=np.int32),
+        )
+        for layer in range(2)
+    ]
+    panels[0].fates[:, 0], panels[0].rows[:, 0] = 0, 0  # the other layer has no rows yet
+    words = draw_token_fates(panels, FATES, tmp_path / "memory.png")
+    assert words.endswith("Layer 1 (kvm): of 4 tokens a head, 4 still exact; no rows yet.")
