@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from meanbank.data import PackedTokens, RecallConfig, recall_batch
+from meanbank.data import PackedTokens, RecallConfig, Stage, recall_batch
 from meanbank.evaluation import MemoryStatistics, memory_statistics
 from meanbank.evaluation.base import Subject
 from meanbank.evaluation.driver import run_evaluation
@@ -186,7 +186,12 @@ def test_short_documents_have_no_rows():
 
 
 def test_recall_sequences():
-    config = RecallConfig(curriculum=((0.5, 32, 4), (0.5, 48, 6)))
+    config = RecallConfig(
+        curriculum=(
+            Stage(fraction=0.5, length=32, pairs=(4,)),
+            Stage(fraction=0.5, length=48, pairs=(6,)),
+        )
+    )
     model = make_model(
         "kvm_power_law", "projection", "grouped", torch.float32, layers=2,
         vocab_size=config.vocab_size,
