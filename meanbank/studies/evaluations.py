@@ -23,7 +23,7 @@ from meanbank.training import LoadedRun, load_run
 from meanbank.training.checkpoint import TOKENIZER, TRAINER, checkpoints, damage_told
 from meanbank.training.run import CONFIG, choose_device
 
-FOLDER = "evaluations"
+FOLDER, RECORDS = "evaluations", ".records.jsonl"
 LONGEST_WITHOUT_NAME = 8192  # a model's own limit is no training length beyond that
 
 
@@ -200,7 +200,7 @@ def evaluate(
     subject = evaluated.subject
     for evaluation in evaluations:
         name = evaluation.title + evaluated.suffix
-        records = evaluated.folder / f"{name}.records.jsonl"
+        records = evaluated.folder / f"{name}{RECORDS}"
         started = time.monotonic()
         outcome = run_evaluation(evaluation, subject, records, evaluated.identity)
         device, dtype = str(subject.model.device), str(subject.model.dtype)

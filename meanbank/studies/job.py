@@ -61,6 +61,11 @@ class Job:
         return self.out / RUNS / self.name / f"seed-{self.seed}"
 
     @property
+    def evaluations(self) -> Path:
+        """The folder of its results by evaluation."""
+        return self.folder / EVALUATIONS
+
+    @property
     def log(self) -> Path:
         return self.folder.with_name(f"{self.folder.name}.log")
 

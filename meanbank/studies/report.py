@@ -1,0 +1,74 @@
+"""From the results of a study to verdicts on its claims, and to its report.
+
+STUDY/verdicts.json    the rule, the claims with their verdicts, and arms compared item by item
+STUDY/report.html ...  see `meanbank.reports.study`
+"""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from meanbank.core.files import read_json, write_json
+from meanbank.reports import write_study_report
+from meanbank.studies.comparisons import compare_arms
+from meanbank.studies.engine import CLAIMS
+from meanbank.studies.evaluations import RECORDS
+from meanbank.studies.job import Job, jobs_of
+from meanbank.studies.resolve import Study, read_study
+from meanbank.studies.verdicts import RULE, RunScores, judge
+
+VERDICTS = "verdicts.json"
+
+
+def report_study(folder: Path) -> Path:
+    """Judge the claims of a study by what is finished, and write its report; returns its path.
+
+    Raises ValueError for a folder that is not a study's.
+    """
+    study = read_study(folder)
+    runs = [run_scores(job) for job in jobs_of(study, folder)]
+    at_first = {claim["claim"] for claim in read_json(folder / CLAIMS)}
+    claims = [
+        {**verdict.plain(), "added": verdict.claim not in at_first}
+        for verdict in judge(study.claims, runs)
+    ]
+    compared = list(compare_groups(study, runs))
+    write_json(folder / VERDICTS, {"rule": RULE, "claims": claims, "comparisons": compared})
+    return write_study_report(folder)
+
+
+def run_scores(job: Job) -> RunScores:
+    """What a run scored; nothing where it is not finished."""
+    result = job.result()
+    scores = {} if result is None else result["scores"]
+    return RunScores(
+        arm=job.name,
+        seed=job.seed,
+        tuning=job.tuning,
+        scores=scores,
+        items={} if result is None else items_of(job),
+    )
+
+
+def items_of(job: Job) -> dict[str, dict[str, float]]:
+    """{score: {sample id: value}} of the scores that are means over samples."""
+    found: dict[str, dict[str, float]] = {}
+    for evaluation in job.arm.evaluations:
+        path = job.evaluations / f"{evaluation.title}{RECORDS}"
+        with path.open(encoding="utf-8") as file:
+            next(file)  # what the records are of
+            for line in file:
+                record = json.loads(line)
+                for score, value in record.get("scores", {}).items():
+                    found.setdefault(score, {})[record["id"]] = value
+    return found
+
+
+def compare_groups(study: Study, runs: list[RunScores]) -> Iterator[dict[str, Any]]:
+    """In each group, the first arm with each other one, by every score that has items."""
+    for name, group in study.groups.items():
+        first, *others = group.arms
+        for other in others:
+            for comparison in compare_arms(runs, first, other):
+                yield {"group": name, **comparison.plain()}
