@@ -26,8 +26,8 @@ $(STAMP): pyproject.toml constraints.txt scripts/install_torch.sh
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
 	@touch $@
 
-demo: setup ## train, evaluate and compare small models on real text: report in runs/demo
-	$(BIN)/meanbank demo --out runs/demo
+demo: setup ## train, evaluate and compare small models, ten minutes: report in runs/demo
+	$(BIN)/meanbank study run quick --out runs/demo
 
 bench: setup ## time operators, layers and models side by side (hours): tables in runs/bench
 	$(BIN)/meanbank bench kvm --lengths 512..32768 --dtype float32,bfloat16 \

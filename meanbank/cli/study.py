@@ -32,7 +32,7 @@ def run_study(
     force: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False,
     slurm: Parameters = (),
 ) -> int:
-    """Train and evaluate the arms of a study, with every seed; what is finished is kept.
+    """Train and evaluate the arms of a study, with every seed, and report; what is finished stays.
 
     Exit code 1 where a run failed; the others are finished nevertheless.
 
@@ -62,6 +62,8 @@ def run_study(
     chosen = [name for name in only.split(",") if name]
     outcome = engine.run_study(resolved, folder, launcher, only=chosen, tuning=tuning, force=force)
     _tell(outcome, folder)
+    if outcome.stopped is None:
+        report(folder)
     return outcome.exit_code
 
 
@@ -71,9 +73,13 @@ def report(folder: Annotated[Path, tyro.conf.Positional], /) -> int:
     Args:
         folder: of the study.
     """
+    from meanbank.reports import print_table, study_tables
     from meanbank.studies.report import report_study
 
-    print(f"report: {report_study(folder)}")
+    path = report_study(folder)
+    for shown in study_tables(folder):
+        print_table(shown)
+    print(f"report: {path}")
     return 0
 
 
