@@ -7,12 +7,12 @@ from meanbank.reports.benchmarks import (
     first_faster,
     growth_exponent,
     load_records,
-    markdown,
 )
 from meanbank.reports.console import print_table, print_tables
 from meanbank.reports.expectations import demo_tables, expectations_table
 from meanbank.reports.figures import Figure, draw_figures
 from meanbank.reports.loading import load_demo
+from meanbank.reports.markdown import markdown
 from meanbank.reports.page import write_report
 from meanbank.reports.results import DemoResults, LanguageArm, RecallArm, RecallRun, Sample
 from meanbank.reports.tables import Row, Table

@@ -74,7 +74,9 @@ def _rendered(table: Table) -> RichTable:
             overflow="fold",
             vertical="bottom",
             # Numbers never wrap; the names take what is left.
-            width=None if words else max(map(len, [*cells, *column.splitlines()])),
+            width=None
+            if words
+            else max(len(line) for text in (*cells, column) for line in text.splitlines()),
         )
     for row in table.rows:
         style = "bold" if row.emphasis else ""

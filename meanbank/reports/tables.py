@@ -25,10 +25,15 @@ CHANCE = 1 / 32
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """Cells of one line; `emphasis` for a mean among the seeds that it is made of."""
+    """Cells of one line; `emphasis` for a mean among the seeds that it is made of.
+
+    Lines of a cell after its first one are details. tone: "good", "bad", "open" or "" for the
+    colour of a verdict in the second cell, whose words say it too.
+    """
 
     cells: tuple[str, ...]
     emphasis: bool = False
+    tone: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
