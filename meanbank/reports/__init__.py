@@ -15,6 +15,12 @@ from meanbank.reports.loading import load_demo
 from meanbank.reports.markdown import markdown
 from meanbank.reports.page import write_report
 from meanbank.reports.results import DemoResults, LanguageArm, RecallArm, RecallRun, Sample
+from meanbank.reports.study import (
+    load_study,
+    study_tables,
+    write_results_page,
+    write_study_report,
+)
 from meanbank.reports.tables import Row, Table
 
 __all__ = [
@@ -36,8 +42,12 @@ __all__ = [
     "growth_exponent",
     "load_demo",
     "load_records",
+    "load_study",
     "markdown",
     "print_table",
     "print_tables",
+    "study_tables",
     "write_report",
+    "write_results_page",
+    "write_study_report",
 ]

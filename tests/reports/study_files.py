@@ -170,8 +170,15 @@ def write_lines(path: Path, lines: list[dict[str, Any]]) -> None:
     path.write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
 
 
-def write_study(folder: Path, groups: dict[str, dict[str, Any]] | None = None) -> Path:
-    """A study with a failed run (`no_gate`, last seed) and one that was not run (`bank_first`)."""
+def write_study(
+    folder: Path,
+    groups: dict[str, dict[str, Any]] | None = None,
+    evaluations: tuple[str, ...] | None = None,
+) -> Path:
+    """A study, of these groups and evaluations where they are given, else of all.
+
+    One run failed (`no_gate`, last seed) and one was not done (`bank_first`, last seed).
+    """
     groups = GROUPS if groups is None else groups
     plan = {
         "title": "Small study of memories and banks",
@@ -204,6 +211,9 @@ def write_study(folder: Path, groups: dict[str, dict[str, Any]] | None = None) -
                     write_json(folder / "runs" / arm / f"seed-{seed}" / "failure.json", reason)
                 elif (arm, seed) != ("bank_first", SEEDS[-1]):
                     lines.append(write_job(folder, name, arm, seed, groups))
+    for line in lines:
+        kept = line["evaluations"] if evaluations is None else evaluations
+        line["evaluations"] = {title: line["evaluations"][title] for title in kept}
     write_lines(folder / "results.jsonl", lines)
     return folder
 

@@ -62,7 +62,8 @@ def claims_table(study: Study) -> Table | None:
             text
             for text in (
                 study.rule,
-                "Small numbers below a mean are those of the seeds. p: how likely a mean this far "
+                "Small numbers below a mean are those of the seeds; tuning seeds, on which settings "
+                "were chosen, count in nothing. p: how likely a mean this far "
                 "from the threshold is by chance; p (Holm) takes into account how many claims "
                 "were tried.",
             )
@@ -78,16 +79,21 @@ def _cells(claim: Claim) -> tuple[str, ...]:
     details = [f"Source: {claim.source}"] if claim.source else []
     details += [f"Note: {note}" for note in claim.notes]
     expected = f"\nexpected: {claim.expected}" if claim.expected else ""
-    seeds = ", ".join(_number(claim, value) for value in claim.values.values())
     return (
         "\n".join([claim.says or claim.name, *details]),
         verdict_said(claim) + expected,
-        _number(claim, claim.mean) + (f"\n{seeds}" if seeds else ""),
+        "\n".join([_number(claim, claim.mean), *_seeds(claim)]),
         _intervals(claim),
         threshold_said(claim),
         probability(claim.p),
         probability(claim.p_holm),
     )
+
+
+def _seeds(claim: Claim) -> Iterator[str]:
+    for values, said in ((claim.values, ""), (claim.tuning_values, "tuning: ")):
+        if values:
+            yield said + ", ".join(_number(claim, value) for value in values.values())
 
 
 def _intervals(claim: Claim) -> str:
@@ -143,7 +149,7 @@ def claims_figure(study: Study) -> Figure | None:
             axes.set_title("\n".join(head), fontsize=8.5, color=_INK[tone(claim)])
 
     said = (
-        f"{claim.says or claim.name}: mean {_number(claim, claim.mean)}, interval "
+        f"{(claim.says or claim.name).rstrip('.')}: mean {_number(claim, claim.mean)}, interval "
         f"{_range(claim, claim.interval)}, threshold {threshold_said(claim)}, {claim.verdict}"
         for claim in shown
     )
