@@ -62,14 +62,13 @@ def claims_table(study: Study) -> Table | None:
             text
             for text in (
                 study.rule,
-                "Small numbers below a mean are those of the seeds; tuning seeds, on which settings "
-                "were chosen, count in nothing. p: how likely a mean this far "
-                "from the threshold is by chance; p (Holm) takes into account how many claims "
-                "were tried.",
+                "Small numbers below a mean are those of the seeds; tuning seeds, on which "
+                "settings were chosen, count in nothing. p: how likely a mean this far from the "
+                "threshold is by chance; Holm's takes into account how many claims were tried.",
             )
             if text
         ),
-        columns=("Claim", "Verdict", "Mean", "Interval", "Threshold", "p", "p\n(Holm)"),
+        columns=("Claim", "Verdict", "Mean", "Interval", "Threshold", "p (Holm)"),
         rows=tuple(Row(cells=_cells(claim), tone=tone(claim)) for claim in study.claims),
         text_columns=2,
     )
@@ -85,8 +84,7 @@ def _cells(claim: Claim) -> tuple[str, ...]:
         "\n".join([_number(claim, claim.mean), *_seeds(claim)]),
         _intervals(claim),
         threshold_said(claim),
-        probability(claim.p),
-        probability(claim.p_holm),
+        probability(claim.p_holm) + ("" if claim.p is None else f"\nraw: {probability(claim.p)}"),
     )
 
 
