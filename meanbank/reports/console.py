@@ -8,21 +8,12 @@ from rich.console import Console
 from rich.table import Table as RichTable
 from rich.text import Text
 
-from meanbank.reports.expectations import demo_tables
-from meanbank.reports.results import DemoResults
 from meanbank.reports.tables import Row, Table
 from meanbank.reports.wording import printable
 
 _COLUMNS = 100
 _GAP = 2  # between columns
 _WORDS = 18  # letters of a column of words that numbers leave room for, where they can
-
-
-def print_tables(results: DemoResults, console: Console | None = None) -> None:
-    """Print every table of the demo, by default to standard output."""
-    console = console or _standard_output()
-    for table in demo_tables(results):
-        print_table(table, console)
 
 
 def print_table(table: Table, console: Console | None = None, *, meaning: bool = False) -> None:
@@ -101,6 +92,5 @@ def _rendered(table: Table) -> RichTable:
             width=None if words else _width(table, index),
         )
     for row in table.rows:
-        style = "bold" if row.emphasis else ""
-        rendered.add_row(*(Text(printable(cell), style=style) for cell in row.cells))
+        rendered.add_row(*(Text(printable(cell)) for cell in row.cells))
     return rendered

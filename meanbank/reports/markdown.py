@@ -17,7 +17,7 @@ def markdown_table(table: Table) -> str:
     """The rows of a table; further lines of a cell stand below its first one."""
     head = [markdown_text(column) for column in table.columns]
     rule = ["---" if index < table.text_columns else "---:" for index in range(len(head))]
-    rows = [[_cell(cell, row.emphasis) for cell in row.cells] for row in table.rows]
+    rows = [[_cell(cell) for cell in row.cells] for row in table.rows]
     return "\n".join(f"| {' | '.join(cells)} |" for cells in (head, rule, *rows)) + "\n"
 
 
@@ -33,7 +33,6 @@ def fenced(text: str) -> str:
     return f"{fence}text\n{printable(text)}\n{fence}\n"
 
 
-def _cell(cell: str, emphasis: bool) -> str:
+def _cell(cell: str) -> str:
     first, *others = (markdown_text(line) for line in cell.split("\n"))
-    first = f"**{first}**" if emphasis and first else first
     return "<br>".join([first, *(f"<small>{line}</small>" for line in others)])

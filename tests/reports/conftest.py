@@ -5,7 +5,6 @@ from pathlib import Path
 
 import pytest
 
-from tests.reports.report_files import write_demo
 from tests.reports.study_files import GROUPS, write_study
 
 
@@ -26,13 +25,3 @@ def small_study(tmp_path: Path) -> Path:
     arms = {name: group["arms"][name] for name in ("needle_full", "needle_window")}
     kept = ("position-loss", "memory")
     return write_study(tmp_path / "small", {"needle": {**group, "arms": arms}}, kept)
-
-
-@pytest.fixture(scope="session")
-def finished_demo(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_demo(tmp_path_factory.mktemp("report") / "demo")
-
-
-@pytest.fixture
-def demo(finished_demo: Path, tmp_path: Path) -> Path:
-    return Path(shutil.copytree(finished_demo, tmp_path / "demo"))

@@ -150,6 +150,12 @@ def test_every_table_fits_a_terminal(study: Path) -> None:
         assert all(len(row.cells) == len(table.columns) for row in table.rows)
 
 
+def test_prints_to_standard_output(study: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    print_table(study_tables(study)[0], meaning=True)
+    text = capsys.readouterr().out
+    assert "✓ holds" in text and "A claim holds when" in text
+
+
 def test_names_are_not_markup_and_many_numbers_go_below_one_another() -> None:
     cells = ("Full [red]x[/red]", *(f"0.{n:03}" for n in range(24)))
     table = Table(title="T", meaning=(), columns=cells, rows=(Row(cells=cells),))

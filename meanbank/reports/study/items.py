@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure as Canvas
 
 _LOWER_IS_BETTER = ("bpb", "position-loss", "bigram")  # tasks
+_EQUAL = 1e-12  # differences that are rounding
 _COLORS = {"wins": "#0072B2", "ties": "#d0d0d0", "losses": "#D55E00"}
 
 
@@ -90,7 +91,8 @@ def _compared(arm: Arm, against: Arm) -> Iterator[Comparison]:
         if found is None:
             continue
         width = found.half_width
-        wins, losses = sum(value > 0 for value in each), sum(value < 0 for value in each)
+        wins = sum(value > _EQUAL for value in each)
+        losses = sum(value < -_EQUAL for value in each)
         yield Comparison(
             arm=arm.name,
             against=against.name,

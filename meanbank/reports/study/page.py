@@ -128,6 +128,5 @@ def _row(row: Row, text_columns: int) -> str:
             cells.append(f'<td class="words">{said}</td>')
         else:
             cells.append(f"<td>{said}</td>")
-    classes = " ".join(part for part in ("mean" if row.emphasis else "", row.tone) if part)
-    look = f' class="{classes}"' if classes else ""
+    look = f' class="{row.tone}"' if row.tone else ""
     return f"<tr{look}>{''.join(cells)}</tr>"
