@@ -17,8 +17,8 @@ class MemoryBytes(Evaluation, tag="memory"):
     """Most bytes that the states of all layers hold after so many tokens, in the model's dtype.
 
     Small shift tails are in it. Bank tables are parameters: they are reported apart, since they do
-    not grow with the context and are shared by all sequences. `saved` has what banks leave out, as
-    a share of values, and of keys and values.
+    not grow with the context and are shared by all sequences. `saved` has what banks leave out,
+    less their tables, as a share of values, and of keys and values.
     """
 
     contexts: tuple[int, ...] = CONTEXTS

@@ -330,14 +330,17 @@ def break_even(model: MeanbankForCausalLM, batch: int = 1) -> tuple[BankBreakEve
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class BankSaving:
-    """Bytes of values that the banks of a model leave out of `tokens` tokens of each sequence.
+    """What the banks of a model save in its states after `tokens` tokens of `batch` sequences.
 
-    saved: as many; of_values, of_keys_and_values: as a share of what all layers would hold of
+    saved: bytes of values that are left out; tables: bytes of the tables that they come from.
+    of_values, of_keys_and_values: saved less tables, as a share of what all layers would hold of
     either if they projected their values, compressed rows included.
     """
 
     tokens: int
+    batch: int
     saved: int
+    tables: int
     of_values: float
     of_keys_and_values: float
 
@@ -358,11 +361,14 @@ def bank_saving(model: MeanbankForCausalLM, tokens: int, batch: int = 1) -> Bank
             saved += batch * held.exact * left_out
     if not saved:
         return None
+    tables = weight_nbytes(model)[1]
     return BankSaving(
         tokens=tokens,
+        batch=batch,
         saved=saved,
-        of_values=saved / values,
-        of_keys_and_values=saved / (keys + values),
+        tables=tables,
+        of_values=(saved - tables) / values,
+        of_keys_and_values=(saved - tables) / (keys + values),
     )
 
 

@@ -1,4 +1,4 @@
-"""Reports from result files alone: tables, figures and one self-contained page."""
+"""Reports from result files alone: tables, figures and self-contained pages."""
 
 from meanbank.reports.benchmark_figures import draw_benchmark
 from meanbank.reports.benchmarks import (
@@ -7,45 +7,38 @@ from meanbank.reports.benchmarks import (
     first_faster,
     growth_exponent,
     load_records,
-    markdown,
 )
-from meanbank.reports.console import print_table, print_tables
-from meanbank.reports.expectations import demo_tables, expectations_table
-from meanbank.reports.figures import Figure, draw_figures
-from meanbank.reports.loading import load_demo
+from meanbank.reports.console import print_table
+from meanbank.reports.markdown import markdown
 from meanbank.reports.mask_figure import MaskPanel, draw_mask, write_mask
 from meanbank.reports.memory_figure import MemoryPanel, draw_token_fates, write_token_fates
-from meanbank.reports.page import write_report
-from meanbank.reports.results import DemoResults, LanguageArm, RecallArm, RecallRun, Sample
+from meanbank.reports.study import (
+    load_study,
+    study_tables,
+    write_results_page,
+    write_study_report,
+)
 from meanbank.reports.tables import Row, Table
 
 __all__ = [
-    "DemoResults",
-    "Figure",
-    "LanguageArm",
     "MaskPanel",
     "MemoryPanel",
-    "RecallArm",
-    "RecallRun",
     "Row",
-    "Sample",
     "Table",
     "benchmark_tables",
     "csv",
-    "demo_tables",
     "draw_benchmark",
-    "draw_figures",
     "draw_mask",
     "draw_token_fates",
-    "expectations_table",
     "first_faster",
     "growth_exponent",
-    "load_demo",
     "load_records",
+    "load_study",
     "markdown",
     "print_table",
-    "print_tables",
+    "study_tables",
     "write_mask",
-    "write_report",
+    "write_results_page",
+    "write_study_report",
     "write_token_fates",
 ]

@@ -1,11 +1,11 @@
 """The figure of a benchmark: time against length, both logarithmic."""
 
-import math
 from collections.abc import Sequence
 from pathlib import Path
 from textwrap import fill
 from typing import TYPE_CHECKING, Any
 
+from meanbank.reports.axes import label_ends, token_axis
 from meanbank.reports.benchmarks import (
     Record,
     cells,
@@ -16,9 +16,9 @@ from meanbank.reports.benchmarks import (
     seconds,
     series,
 )
-from meanbank.reports.canvas import png_file
+from meanbank.reports.canvas import png
+from meanbank.reports.files import write_whole
 from meanbank.reports.palette import GUIDE, STYLES, Style
-from meanbank.reports.panels import token_axis
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -27,7 +27,6 @@ if TYPE_CHECKING:
 _BELOW: Any = "outside lower center"  # Any: the types of matplotlib know only places inside
 _PANEL = (3.5, 3.1)  # inches
 _PANELS_A_ROW = 3
-_LEAST_LABEL_GAP = 0.05  # of an axis
 _CAPTION = (
     "Numbers: growth exponents of time over length. Rings: first length from which on KVM is "
     "faster than PyTorch's attention."
@@ -68,13 +67,16 @@ def draw_benchmark(records: Sequence[Record], path: Path) -> None:
     lines = -(-len(panels) // columns)
     # A legend takes about the width of two panels.
     size = (max(6.4, _PANEL[0] * columns + 0.6), _PANEL[1] * lines + 0.9)
-    with png_file(path, size) as canvas:
+
+    def draw(canvas: "Canvas") -> None:
         grid: Any = canvas.subplots(lines, columns, squeeze=False)
         for axes in grid.flat[len(panels) :]:
             axes.set_visible(False)
         for axes, ((title, _), found) in zip(grid.flat, panels, strict=False):
             _draw(axes, title, found)
         _legend(canvas, [line for _, found in panels for line in series(found).values()])
+
+    write_whole(path, png(size, draw))
 
 
 def _panels(records: Sequence[Record]) -> dict[tuple[str, str], list[Record]]:
@@ -126,29 +128,12 @@ def _draw(axes: "Axes", title: str, found: Sequence[Record]) -> None:
     axes.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
     axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: _short(value)))
     axes.yaxis.set_minor_locator(NullLocator())
-    _label_ends(axes, ends)
+    label_ends(axes, ends, fontsize=7.5)
     token_axis(axes, powers_apart=1 if len({r["length"] for r in found}) <= 7 else 2)
     axes.set_title(title[0].upper() + title[1:])
     axes.set_xlabel("tokens")
     axes.set_ylabel(f"time ({'CPU' if found[0]['clock'] == 'cpu' else 'wall'})")
     axes.tick_params(colors=GUIDE, labelcolor="#333333")
-
-
-def _label_ends(axes: "Axes", ends: list[tuple[float, str, str]]) -> None:
-    """Write a growth exponent beside the end of each line, apart from one another."""
-    low, high = axes.get_ylim()
-    lowest = -1.0
-    for value, text, color in sorted(ends):
-        height = math.log(value / low) / math.log(high / low)
-        lowest = max(height, lowest + _LEAST_LABEL_GAP)
-        axes.annotate(
-            text,
-            (1.01, lowest),
-            xycoords="axes fraction",
-            color=color,
-            fontsize=7.5,
-            verticalalignment="center",
-        )
 
 
 def _short(value: float) -> str:

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from meanbank.reports.files import read_json_lines
+from meanbank.reports.files import csv_text, read_json_lines
 from meanbank.reports.tables import Row, Table
 from meanbank.reports.wording import DASH, binary_size, length, rate
 
@@ -308,28 +308,11 @@ def _tables_table(dtype: str, found: Sequence[Record]) -> Table:
     )
 
 
-def markdown(table: Table) -> str:
-    """The table as GitHub shows it, its title and meaning above it."""
-    head = [column.replace("\n", " ") for column in table.columns]
-    rule = ["---" if index < table.text_columns else "---:" for index in range(len(head))]
-    lines = [head, rule, *(list(row.cells) for row in table.rows)]
-    body = "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
-    return f"**{table.title}.** {' '.join(table.meaning)}\n\n{body}\n"
-
-
 def csv(records: Sequence[Record]) -> str:
     """The records as comma-separated values, a column for each field that is a plain value."""
-    import csv as writer
-    import io
-
     flat = [{**r, **{f"by_{k}": v for k, v in r.get("produced_by", {}).items()}} for r in records]
     plain = [{k: v for k, v in record.items() if not isinstance(v, dict | list)} for record in flat]
-    names = list(dict.fromkeys(name for record in plain for name in record))
-    text = io.StringIO()
-    out = writer.DictWriter(text, names, lineterminator="\n")
-    out.writeheader()
-    out.writerows(plain)
-    return text.getvalue()
+    return csv_text(plain)
 
 
 def seconds(value: float | None) -> str:

@@ -1,6 +1,6 @@
 """Tables on a terminal; plain lines where there is none."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from rich import box
@@ -8,26 +8,21 @@ from rich.console import Console
 from rich.table import Table as RichTable
 from rich.text import Text
 
-from meanbank.reports.expectations import demo_tables
-from meanbank.reports.results import DemoResults
-from meanbank.reports.tables import Table
+from meanbank.reports.tables import Row, Table
 from meanbank.reports.wording import printable
 
 _COLUMNS = 100
-_NUMBERS_A_ROW = 9
-
-
-def print_tables(results: DemoResults, console: Console | None = None) -> None:
-    """Print every table of the demo, by default to standard output."""
-    console = console or _standard_output()
-    for table in demo_tables(results):
-        print_table(table, console)
+_GAP = 2  # between columns
+_WORDS = 18  # letters of a column of words that numbers leave room for, where they can
 
 
 def print_table(table: Table, console: Console | None = None, *, meaning: bool = False) -> None:
-    """Print one table, by default to standard output, and below it what it means if wanted."""
+    """Print one table, by default to standard output, and below it what it means if wanted.
+
+    Of a cell with details, its first line is shown.
+    """
     console = console or _standard_output()
-    for part in _parts(table):
+    for part in _parts(table, console.width):
         console.print(_rendered(part))
     if meaning:
         for line in table.meaning:
@@ -41,19 +36,40 @@ def _standard_output() -> Console:
     return console if console.is_terminal else Console(width=_COLUMNS)
 
 
-def _parts(table: Table) -> Iterator[Table]:
-    """The table, or several with the same first columns where it has too many numbers a row."""
-    words = table.text_columns
-    for first in range(words, len(table.columns), _NUMBERS_A_ROW):
-        chosen = [*range(words), *range(first, min(first + _NUMBERS_A_ROW, len(table.columns)))]
-        yield replace(
-            table,
-            columns=tuple(table.columns[index] for index in chosen),
-            rows=tuple(
-                replace(row, cells=tuple(row.cells[index] for index in chosen))
-                for row in table.rows
-            ),
-        )
+def _parts(table: Table, width: int) -> Iterator[Table]:
+    """The table, or several with the same first columns where the numbers need more width."""
+    table = replace(table, rows=tuple(replace(row, cells=_first_lines(row)) for row in table.rows))
+    words = range(table.text_columns)
+    room = width - sum(min(_width(table, index), _WORDS) + _GAP for index in words)
+    shown: list[int] = []
+    taken = 0
+    for index in range(table.text_columns, len(table.columns)):
+        needed = _width(table, index) + _GAP
+        if shown and taken + needed > room:
+            yield _with_columns(table, [*words, *shown])
+            shown, taken = [], 0
+        shown.append(index)
+        taken += needed
+    yield _with_columns(table, [*words, *shown])
+
+
+def _first_lines(row: Row) -> tuple[str, ...]:
+    return tuple(cell.partition("\n")[0] for cell in row.cells)
+
+
+def _width(table: Table, index: int) -> int:
+    cells = [row.cells[index] for row in table.rows]
+    return max(map(len, [*cells, *table.columns[index].splitlines()]))
+
+
+def _with_columns(table: Table, chosen: Sequence[int]) -> Table:
+    return replace(
+        table,
+        columns=tuple(table.columns[index] for index in chosen),
+        rows=tuple(
+            replace(row, cells=tuple(row.cells[index] for index in chosen)) for row in table.rows
+        ),
+    )
 
 
 def _rendered(table: Table) -> RichTable:
@@ -66,7 +82,6 @@ def _rendered(table: Table) -> RichTable:
     )
     for index, column in enumerate(table.columns):
         words = index < table.text_columns
-        cells = [row.cells[index] for row in table.rows]
         # Text, not str: names of models are not markup.
         rendered.add_column(
             Text(printable(column)),
@@ -74,9 +89,8 @@ def _rendered(table: Table) -> RichTable:
             overflow="fold",
             vertical="bottom",
             # Numbers never wrap; the names take what is left.
-            width=None if words else max(map(len, [*cells, *column.splitlines()])),
+            width=None if words else _width(table, index),
         )
     for row in table.rows:
-        style = "bold" if row.emphasis else ""
-        rendered.add_row(*(Text(printable(cell), style=style) for cell in row.cells))
+        rendered.add_row(*(Text(printable(cell)) for cell in row.cells))
     return rendered

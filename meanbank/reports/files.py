@@ -1,8 +1,11 @@
 """Reading result files that may be missing or torn, and writing files that are never half there."""
 
+import csv
+import io
 import json
 import math
 import os
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -57,6 +60,16 @@ def as_count(value: Any) -> int | None:
     """The value as a whole number, where it is a finite number."""
     number = as_number(value)
     return int(number) if number is not None and math.isfinite(number) else None
+
+
+def csv_text(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Comma-separated values, a column for each name in order of first appearance."""
+    names = list(dict.fromkeys(name for row in rows for name in row))
+    text = io.StringIO()
+    out = csv.DictWriter(text, names, lineterminator="\n")
+    out.writeheader()
+    out.writerows(rows)
+    return text.getvalue()
 
 
 def write_whole(path: Path, content: bytes) -> None:

@@ -1,6 +1,6 @@
 """One look for every figure: an arm keeps its colour, marker and dashes through all of them."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -41,6 +41,39 @@ FORM_COLORS = {
     "not seen": "#E4E4E4",
     "later": "#FFFFFF",
 }
+
+_COLORS = ("#222222", "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#B8860B")
+_MARKERS = ("o", "D", "v", "s", "P", "^", "X")
+_DASHES: tuple[tuple[float, ...], ...] = ((), (5, 2), (2, 1.5), (6, 1.5, 1.5, 1.5))
+
+
+def arm_styles(groups: Iterable[Sequence[str]]) -> dict[str, Style]:
+    """A style for each name in groups of arms: those with a style of their own keep it.
+
+    The others get one that no other arm has, in order, where possible of a colour that is new to
+    the group. With more than 196 arms, looks repeat.
+    """
+    groups = [list(group) for group in groups]
+    styles = {name: STYLES[name] for group in groups for name in group if name in STYLES}
+    for group in groups:
+        for name in group:
+            if name in styles:
+                continue
+            colors = {styles[other].color for other in group if other in styles}
+            free = [style for style in _looks() if style not in styles.values()]
+            fresh = [style for style in free if style.color not in colors]
+            styles[name] = next(iter(fresh or free), STYLES["full"])
+    return styles
+
+
+def _looks() -> Iterator[Style]:
+    """Each colour once with a marker of its own, then with the next marker and dashes."""
+    count = len(_COLORS)
+    for turn in range(count * len(_DASHES)):
+        for index, color in enumerate(_COLORS):
+            dashes = _DASHES[(turn + index) % len(_DASHES)]
+            yield Style(color=color, marker=_MARKERS[(turn + index) % count], dashes=dashes)
+
 
 # Any: matplotlib has a type for the names of settings in some versions only.
 _SETTINGS: Any = {

@@ -59,6 +59,51 @@ def rate(value: float | None) -> str:
     return f"{value:,.0f}" if value >= 100 else f"{value:.1f}"
 
 
+def operations(value: float | None) -> str:
+    """FLOPs: `1.23e15` -> `1.23 PFLOP`."""
+    if value is None:
+        return DASH
+    for unit, size in (("E", 1e18), ("P", 1e15), ("T", 1e12), ("G", 1e9), ("M", 1e6)):
+        if abs(value) >= size:
+            return f"{_three_digits(value / size)} {unit}FLOP"
+    return f"{value:.0f} FLOP"
+
+
+def duration(seconds: float | None) -> str:
+    """`90` -> `1.5 min`."""
+    if seconds is None:
+        return DASH
+    if seconds < 60:
+        return f"{seconds:.1f} s"
+    return f"{seconds / 60:.1f} min" if seconds < 3600 else f"{seconds / 3600:.1f} h"
+
+
+def measured(value: float | None, like: float | None = None) -> str:
+    """A score of unknown size with the digits that it needs, or that `like` needs.
+
+    `1234.5` -> `1,234`, `0.98765` -> `0.988`, `0.0061234` -> `0.0061`.
+    """
+    if value is None:
+        return DASH
+    if not math.isfinite(value):
+        return str(value)
+    size = abs(value if like is None else like)
+    if not math.isfinite(size) or size == 0 or 0.01 <= size < 100:
+        places = 3
+    elif size >= 100:
+        places = 0 if size >= 1000 else 1
+    else:
+        places = min(8, 1 - math.floor(math.log10(size)))
+    return f"{value:,.{places}f}"
+
+
+def probability(value: float | None) -> str:
+    """`0.00004` -> `< 0.001`."""
+    if value is None:
+        return DASH
+    return f"{value:.3f}" if value >= 0.001 else "<\N{NO-BREAK SPACE}0.001"
+
+
 def listed(items: list[str]) -> str:
     """`a, b and c`."""
     return " and ".join(part for part in (", ".join(items[:-1]), *items[-1:]) if part)

@@ -161,8 +161,11 @@ def test_what_a_bank_saves_is_counted_from_caches(values):
     token_values, ids = 16 * 4, 4
     (saved,) = result["saved"]
     assert saved["saved"] == 40 * (token_values - ids)
-    assert saved["of_values"] == pytest.approx((token_values - ids) / (3 * token_values))
-    assert saved["of_keys_and_values"] == pytest.approx(saved["of_values"] / 2)
+    tables = 30 * 16 * 4
+    assert saved["tables"] == tables == result["table_bytes"]
+    share = (saved["saved"] - tables) / (3 * 40 * token_values)
+    assert saved["of_values"] == pytest.approx(share)
+    assert saved["of_keys_and_values"] == pytest.approx(share / 2)
     plain = MeanbankForCausalLM(
         MeanbankConfig(**{**config.to_dict(), "plan": plan[:1], "layers": None})
     )

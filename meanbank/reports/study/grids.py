@@ -1,0 +1,305 @@
+"""Figures of grids: accuracy by length and pairs, heat maps of depth or distance by length."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from textwrap import fill
+from typing import TYPE_CHECKING, Any
+
+from meanbank.reports.axes import mark_level
+from meanbank.reports.files import as_count, as_number, as_objects
+from meanbank.reports.study.figure import (
+    Figure,
+    Looks,
+    figure_name,
+    legend,
+    legend_height,
+    over_seeds,
+)
+from meanbank.reports.study.results import Group
+from meanbank.reports.wording import decimal, length
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure as Canvas
+
+Setting = tuple[int, int]  # length in tokens, pairs
+_Key = tuple[tuple[float, str], tuple[int, int, str]]  # row and column: their order and name
+
+_GROUPS_A_LINE = 6
+_HEAT = "cividis"  # the same to readers with any colour vision, and in grey
+
+
+@dataclass(frozen=True, kw_only=True)
+class Accuracy:
+    """One seed of an arm at one setting."""
+
+    arm: str
+    length: int
+    pairs: int
+    seed: int
+    accuracy: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cell:
+    """One field of a heat map: the mean over `seeds` seeds."""
+
+    arm: str
+    row: str
+    column: str
+    mean: float
+    low: float
+    high: float
+    seeds: int
+
+
+def accuracy_by_length_and_pairs(group: Group, looks: Looks) -> Iterator[Figure]:
+    """A point a seed and a bar for the mean, in groups by length and pairs."""
+    for task in ("recall", "mqar"):
+        for title in group.titles(task):
+            points, chance = _accuracies(group, title)
+            if points:
+                yield _accuracy_figure(group, title, points, chance, looks)
+
+
+def depth_by_length(group: Group, looks: Looks) -> Iterator[Figure]:
+    """How well is found what stands at some depth of a prompt of some length, a panel an arm."""
+    for title in group.titles("ruler"):
+        evaluations = [one for arm in group.arms for _, one in arm.evaluations(title)]
+        rows = [row for one in evaluations for row in as_objects(one.results.get("depths"))]
+        for task in dict.fromkeys(str(row.get("task", "")) for row in rows):
+            cells = _cells(group, title, lambda one, task=task: _depths(one.results, task))
+            yield from _heat_figure(
+                group,
+                cells,
+                name=figure_name(group, title, "depths", task),
+                title=f"Depth by length: {task}",
+                caption=f"Score of {task} by the depth at which the answer stands in the prompt "
+                "(0 is its start) and the prompt's length; a panel an arm, means over seeds.",
+                columns={"row": "depth", "column": "length", "mean": "score"},
+                axes_names=("tokens in the prompt", "depth"),
+            )
+
+
+def distance_by_length(group: Group, looks: Looks) -> Iterator[Figure]:
+    """Recall by the distance from the question back to the pair, a panel an arm."""
+    for title in group.titles("mqar"):
+        cells = _cells(group, title, lambda one: _distances(one.results))
+        yield from _heat_figure(
+            group,
+            cells,
+            name=figure_name(group, title, "distances"),
+            title=f"Distance by length: {title}",
+            caption="Accuracy by the tokens between a pair and its question, and by the length of "
+            "the sequence / the pairs in it; a panel an arm, means over seeds.",
+            columns={"row": "distance", "column": "setting", "mean": "accuracy"},
+            axes_names=("tokens / pairs", "distance"),
+        )
+
+
+def _accuracies(group: Group, title: str) -> tuple[list[Accuracy], float | None]:
+    points, chance = [], None
+    for arm in group.arms:
+        for seed, evaluation in arm.evaluations(title):
+            chance = as_number(evaluation.results.get("chance")) if chance is None else chance
+            for cell in as_objects(evaluation.results.get("grid")):
+                tokens, pairs = as_count(cell.get("length")), as_count(cell.get("pairs"))
+                value = as_number(cell.get("accuracy"))
+                if tokens is None or pairs is None or value is None:
+                    continue
+                point = {"length": tokens, "pairs": pairs, "seed": seed, "accuracy": value}
+                points.append(Accuracy(arm=arm.name, **point))
+    return points, chance
+
+
+def _accuracy_figure(
+    group: Group, title: str, points: list[Accuracy], chance: float | None, looks: Looks
+) -> Figure:
+    # By pairs first: each length trend stands together.
+    settings = sorted({(p.length, p.pairs) for p in points}, key=lambda s: (s[1], s[0]))
+    lines = -(-len(settings) // _GROUPS_A_LINE)
+    a_line = -(-len(settings) // lines)
+    arms = list(dict.fromkeys(point.arm for point in points))
+
+    def draw(canvas: "Canvas") -> None:
+        grid: Any = canvas.subplots(lines, 1, squeeze=False, sharey=True)
+        for index, axes in enumerate(grid[:, 0]):
+            shown = settings[index * a_line : (index + 1) * a_line]
+            _draw_accuracy(axes, points, arms, shown, looks)
+            axes.set_xlim(-0.5, a_line - 0.5)
+            if chance is not None:
+                mark_level(axes, chance, f"chance, {decimal(chance)}")
+        grid[-1, 0].set_xlabel("tokens in the sequence / pairs to recall")
+        legend(canvas, arms, group.labels, looks)
+
+    said = []
+    for arm in arms:
+        means = (
+            f"{decimal(_mean(points, arm, s), 2)} at {s[0]}/{s[1]}"
+            for s in settings
+            if _mean(points, arm, s) is not None
+        )
+        said.append(f"{group.labels[arm]}: {', '.join(means)}")
+    return Figure(
+        name=figure_name(group, title),
+        title=f"Accuracy by length and pairs: {title}",
+        caption="Accuracy by length and number of pairs. A point is one seed, a bar the mean over "
+        "seeds.",
+        alternative=f"Accuracy by tokens/pairs, mean over seeds. {'; '.join(said)}.",
+        height=2.3 * lines + 0.6 + legend_height(group.labels[arm] for arm in arms),
+        points=points,
+        draw=draw,
+    )
+
+
+def _mean(points: list[Accuracy], arm: str, setting: Setting) -> float | None:
+    values = [p.accuracy for p in points if p.arm == arm and (p.length, p.pairs) == setting]
+    return sum(values) / len(values) if values else None
+
+
+def _draw_accuracy(
+    axes: "Axes", points: list[Accuracy], arms: list[str], settings: list[Setting], looks: Looks
+) -> None:
+    spacing = 0.8 / len(arms)
+    for index, arm in enumerate(arms):
+        style = looks[arm]
+        for place, setting in enumerate(settings):
+            x = place + (index - (len(arms) - 1) / 2) * spacing
+            mean = _mean(points, arm, setting)
+            if mean is None:
+                continue
+            values = [p.accuracy for p in points if p.arm == arm and (p.length, p.pairs) == setting]
+            half = 0.42 * spacing
+            axes.hlines(mean, x - half, x + half, color=style.color, linewidth=2.4)
+            axes.plot(
+                [x] * len(values),
+                values,
+                linestyle="none",
+                marker=style.marker,
+                color=style.color,
+                alpha=0.55,
+                markeredgewidth=0,
+                clip_on=False,
+            )
+    for boundary in range(1, len(settings)):
+        axes.axvline(boundary - 0.5, color="#e4e4e4", linewidth=0.8, zorder=0)
+    axes.set_ylim(0, 1.02)
+    axes.set_xticks(range(len(settings)), [f"{length(n)}\n/{pairs}" for n, pairs in settings])
+    axes.tick_params(axis="x", length=0)
+    axes.set_ylabel("accuracy")
+
+
+def _depths(results: Mapping[str, Any], task: str) -> dict[_Key, float]:
+    found = {}
+    for row in as_objects(results.get("depths")):
+        tokens, depth = as_count(row.get("length")), as_number(row.get("depth"))
+        score = as_number(row.get("score"))
+        if str(row.get("task", "")) != task or tokens is None or depth is None or score is None:
+            continue
+        found[(depth, f"{depth:g}"), (tokens, 0, length(tokens))] = score
+    return found
+
+
+def _distances(results: Mapping[str, Any]) -> dict[_Key, float]:
+    found = {}
+    for row in as_objects(results.get("distances")):
+        tokens, pairs = as_count(row.get("length")), as_count(row.get("pairs"))
+        start, stop = as_count(row.get("from")), as_count(row.get("to"))
+        value = as_number(row.get("accuracy"))
+        if tokens is None or pairs is None or start is None or stop is None or value is None:
+            continue
+        column = (tokens, pairs, f"{length(tokens)}/{pairs}")
+        found[(start, f"{length(start)}–{length(stop)}"), column] = value
+    return found
+
+
+def _cells(group: Group, title: str, read: Any) -> list[Cell]:
+    found = over_seeds(group, title, read)
+    return [
+        Cell(arm=arm, row=row[-1], column=column[-1], **values)
+        for arm, line in found.items()
+        for (row, column), values in sorted(line.items())
+    ]
+
+
+def _heat_figure(
+    group: Group,
+    cells: list[Cell],
+    *,
+    name: str,
+    title: str,
+    caption: str,
+    columns: dict[str, str],
+    axes_names: tuple[str, str],
+) -> Iterator[Figure]:
+    if not cells:
+        return
+    arms = list(dict.fromkeys(cell.arm for cell in cells))
+    rows = list(dict.fromkeys(cell.row for cell in cells))
+    fields = list(dict.fromkeys(cell.column for cell in cells))
+    across = 2 if len(arms) > 1 and len(fields) <= 5 else 1
+    lines = -(-len(arms) // across)
+
+    def draw(canvas: "Canvas") -> None:
+        grid: Any = canvas.subplots(lines, across, squeeze=False, sharex=True, sharey=True)
+        for axes in grid.flat[len(arms) :]:
+            axes.set_visible(False)
+        picture = None
+        for axes, arm in zip(grid.flat, arms, strict=False):
+            picture = _draw_heat(axes, [c for c in cells if c.arm == arm], rows, fields)
+            axes.set_title(fill(group.labels[arm], 23 if across == 2 else 60), fontsize=8.5)
+        for index, axes in enumerate(grid.flat[: len(arms)]):
+            axes.label_outer()
+            if index + across >= len(arms):  # nothing below it
+                axes.tick_params(axis="x", labelbottom=True)
+        canvas.supxlabel(axes_names[0], fontsize=9)
+        canvas.supylabel(axes_names[1], fontsize=9)
+        if picture is not None:
+            canvas.colorbar(picture, ax=grid, shrink=0.7, aspect=25, pad=0.02)
+
+    yield Figure(
+        name=name,
+        title=title,
+        caption=caption,
+        alternative=_heat_words(group, cells, arms, title),
+        height=0.7 + lines * (0.45 + 0.27 * max(3, len(rows))),
+        points=cells,
+        draw=draw,
+        columns=columns,
+    )
+
+
+def _draw_heat(axes: "Axes", cells: list[Cell], rows: list[str], columns: list[str]) -> Any:
+    values = [[float("nan")] * len(columns) for _ in rows]
+    for cell in cells:
+        values[rows.index(cell.row)][columns.index(cell.column)] = cell.mean
+    picture = axes.imshow(values, cmap=_HEAT, vmin=0, vmax=1, aspect="auto")
+    for cell in cells:
+        axes.text(
+            columns.index(cell.column),
+            rows.index(cell.row),
+            f"{cell.mean:.2f}".removeprefix("0") if cell.mean < 0.995 else f"{cell.mean:.1f}",
+            ha="center",
+            va="center",
+            fontsize=8,
+            color="black" if cell.mean > 0.45 else "white",
+        )
+    axes.set_xticks(range(len(columns)), columns)
+    axes.set_yticks(range(len(rows)), rows)
+    axes.tick_params(length=0)
+    axes.grid(visible=False)
+    axes.spines[:].set_visible(False)
+    return picture
+
+
+def _heat_words(group: Group, cells: list[Cell], arms: list[str], title: str) -> str:
+    parts = []
+    for arm in arms:
+        mine = [cell for cell in cells if cell.arm == arm]
+        worst = min(mine, key=lambda cell: cell.mean)
+        mean = sum(cell.mean for cell in mine) / len(mine)
+        parts.append(
+            f"{group.labels[arm]}: mean {decimal(mean, 2)}, lowest {decimal(worst.mean, 2)} at "
+            f"{worst.row} and {worst.column}"
+        )
+    return f"{title}, a heat map an arm. {'; '.join(parts)}."

@@ -1,0 +1,225 @@
+"""From the folder of a study to its results."""
+
+import math
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from meanbank.reports.files import (
+    as_count,
+    as_number,
+    as_object,
+    as_objects,
+    read_json_lines,
+    read_object,
+)
+from meanbank.reports.study.results import (
+    Absent,
+    Arm,
+    Claim,
+    Evaluation,
+    Group,
+    Job,
+    Step,
+    Study,
+)
+
+_REASONS = ("error", "reason", "message", "failure")
+
+
+def load_study(folder: Path | str) -> Study:
+    """Read what a study left in its folder: whatever of it is there.
+
+    Raises ValueError for a folder without a study and for a file that is not JSON or YAML.
+    """
+    folder = Path(folder)
+    plan = _plan(folder / "study.yaml")
+    verdicts = read_object(folder / "verdicts.json")
+    lines = read_json_lines(folder / "results.jsonl")
+    seeds, tuning_seeds = _seeds(plan.get("seeds")), _seeds(plan.get("tuning_seeds"))
+    groups = tuple(
+        _group(folder, name, as_object(group), lines)
+        for name, group in as_object(plan.get("groups")).items()
+    )
+    return Study(
+        title=_said(plan.get("title")) or "A study",
+        description=_said(plan.get("description")),
+        seeds=seeds,
+        tuning_seeds=tuning_seeds,
+        groups=groups,
+        claims=tuple(_claim(record) for record in as_objects(verdicts.get("claims"))),
+        rule=_said(verdicts.get("rule")),
+        absent=tuple(_absent(folder, groups, seeds)),
+    )
+
+
+def _plan(path: Path) -> dict[str, Any]:
+    try:
+        content = path.read_text(encoding="utf-8")
+    except (FileNotFoundError, NotADirectoryError):
+        raise ValueError(f"there is no study in {path.parent}: it has no {path.name}") from None
+    try:
+        return as_object(yaml.safe_load(content))
+    except yaml.YAMLError as error:
+        said = " ".join(str(error).split())
+        raise ValueError(f"{path} is not valid YAML ({said}); run the study again") from error
+
+
+def _said(value: Any) -> str:
+    return "" if value is None else str(value).strip()
+
+
+def _seeds(value: Any) -> tuple[int, ...]:
+    listed = value if isinstance(value, list) else []
+    return tuple(seed for item in listed if (seed := as_count(item)) is not None)
+
+
+def _group(folder: Path, name: Any, plan: dict[str, Any], lines: list[dict[str, Any]]) -> Group:
+    arms = as_object(plan.get("arms"))
+    mine = [line for line in lines if line.get("group") == name]
+    found = tuple(
+        _arm(folder, str(arm), as_object(settings), [one for one in mine if one.get("arm") == arm])
+        for arm, settings in arms.items()
+    )
+    label = _said(plan.get("label")) or str(name)
+    return Group(name=str(name), label=label, arms=found, match=plan.get("match"))
+
+
+def _arm(folder: Path, name: str, plan: dict[str, Any], lines: list[dict[str, Any]]) -> Arm:
+    jobs: dict[bool, dict[int, Job]] = {False: {}, True: {}}
+    for line in lines:
+        seed = as_count(line.get("seed"))
+        if seed is not None:  # a job that was done again: the later line counts
+            jobs[bool(line.get("tuning"))][seed] = _job(folder, name, seed, line)
+    labels = [_said(line.get("label")) for line in lines]
+    label = _said(plan.get("label")) or next((one for one in labels if one), "") or name
+    counted, tuning = (tuple(found[seed] for seed in sorted(found)) for found in jobs.values())
+    return Arm(name=name, label=label, jobs=counted, tuning=tuning)
+
+
+def _job(folder: Path, arm: str, seed: int, line: dict[str, Any]) -> Job:
+    seconds = as_object(line.get("seconds"))
+    run = folder / "runs" / arm / f"seed-{seed}"
+    found = (
+        _evaluation(folder, title, file)
+        for title, file in as_object(line.get("evaluations")).items()
+    )
+    return Job(
+        seed=seed,
+        config=_said(line.get("config")) or None,
+        overrides=line.get("overrides"),
+        matched=line.get("matched"),
+        parameters=as_count(line.get("parameters")),
+        tokens=as_count(line.get("tokens")),
+        flops=as_number(line.get("flops")),
+        training_seconds=as_number(seconds.get("training")),
+        evaluation_seconds=as_number(seconds.get("evaluation")),
+        scores=_numbers(line.get("scores")),
+        evaluations={one.title: one for one in found if one is not None},
+        produced_by=as_object(line.get("produced_by")),
+        run=read_object(run / "run.json") if _inside(folder, run) else {},
+        steps=_steps(run / "metrics.jsonl") if _inside(folder, run) else (),
+    )
+
+
+def _inside(folder: Path, path: Path) -> bool:
+    return path.resolve().is_relative_to(folder.resolve())
+
+
+def _evaluation(folder: Path, title: str, file: Any) -> Evaluation | None:
+    path = folder / file if isinstance(file, str) else None
+    if path is None or not _inside(folder, path):
+        return None
+    record = read_object(path)
+    if not record:
+        return None
+    lines = read_json_lines(path.with_name(path.stem + ".records.jsonl"))
+    scores = {str(one["id"]): _numbers(one.get("scores")) for one in lines if "id" in one}
+    return Evaluation(
+        title=title,
+        task=_said(record.get("task")),
+        settings=as_object(record.get("settings")),
+        results=as_object(record.get("results")),
+        produced_by=as_object(record.get("produced_by")),
+        bos_policy=_said(record.get("bos_policy")) or None,
+        prompt_hash=_said(record.get("prompt_hash")) or None,
+        records={name: found for name, found in scores.items() if found},
+    )
+
+
+def _numbers(value: Any) -> dict[str, float]:
+    found = {str(name): as_number(one) for name, one in as_object(value).items()}
+    return {name: one for name, one in found.items() if one is not None}
+
+
+def _steps(path: Path) -> tuple[Step, ...]:
+    """The lines of each step put together; seconds go on where a run was taken up again."""
+    steps: dict[int, dict[str, float]] = {}
+    before = last = 0.0
+    for line in read_json_lines(path):
+        step, seconds = as_count(line.get("step")), as_number(line.get("seconds"))
+        if step is None:
+            continue
+        found = steps.setdefault(step, {})
+        if seconds is not None:
+            before += last if seconds < last else 0.0
+            last = seconds
+            found["seconds"] = before + seconds
+        for name, field in (("loss", "loss"), ("held_out_bpb", "held_out"), ("tokens", "tokens")):
+            value = as_number(line.get(name))
+            if value is not None:
+                found[field] = value
+    return tuple(Step(step=step, **steps[step]) for step in sorted(steps))
+
+
+def _claim(record: Mapping[str, Any]) -> Claim:
+    notes = record.get("notes")
+    return Claim(
+        name=_said(record.get("claim")),
+        says=_said(record.get("says")),
+        source=_said(record.get("source")),
+        verdict=_said(record.get("verdict")) or "not measured",
+        expected=_said(record.get("expected")),
+        mean=as_number(record.get("mean")),
+        interval=_pair(record.get("interval")),
+        interval_kind=_said(record.get("interval_kind")),
+        bootstrap=_pair(record.get("bootstrap")),
+        p=as_number(record.get("p")),
+        p_holm=as_number(record.get("p_holm")),
+        threshold=as_number(record.get("threshold")),
+        direction=_said(record.get("direction")),
+        values=_numbers(record.get("values")),
+        tuning_values=_numbers(record.get("tuning_values")),
+        notes=tuple(_said(note) for note in notes) if isinstance(notes, list) else (),
+    )
+
+
+def _pair(value: Any) -> tuple[float, float] | None:
+    """(low, high); an end that is missing is infinite."""
+    if not isinstance(value, list) or len(value) != 2:
+        return None
+    low, high = as_number(value[0]), as_number(value[1])
+    if low is None and high is None:
+        return None
+    return (-math.inf if low is None else low, math.inf if high is None else high)
+
+
+def _absent(folder: Path, groups: tuple[Group, ...], seeds: tuple[int, ...]) -> Iterator[Absent]:
+    for group in groups:
+        for arm in group.arms:
+            done = {job.seed for job in arm.jobs}
+            for seed in seeds:
+                if seed in done:
+                    continue
+                path = folder / "runs" / arm.name / f"seed-{seed}" / "failure.json"
+                failure = read_object(path) if _inside(folder, path) else {}
+                yield Absent(group=group.name, arm=arm.name, seed=seed, reason=_reason(failure))
+
+
+def _reason(failure: dict[str, Any]) -> str | None:
+    if not failure:
+        return None
+    said = (_said(failure.get(name)) for name in _REASONS)
+    return next((one.splitlines()[-1] for one in said if one), "it did not say why")

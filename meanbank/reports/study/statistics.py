@@ -1,0 +1,31 @@
+"""Means with intervals: over seeds, and over the items of an evaluation."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+CONFIDENCE = 0.95
+
+
+@dataclass(frozen=True, kw_only=True)
+class Estimate:
+    """A mean over `count` values; `half_width` of its t interval is None for a single value."""
+
+    mean: float
+    half_width: float | None
+    count: int
+
+
+def estimate(values: Sequence[float]) -> Estimate | None:
+    """Mean and 95 % t interval of values; None without any."""
+    count = len(values)
+    if count == 0:
+        return None
+    mean = math.fsum(values) / count
+    if count == 1:
+        return Estimate(mean=mean, half_width=None, count=1)
+    from scipy.special import stdtrit
+
+    deviation = math.sqrt(math.fsum((value - mean) ** 2 for value in values) / (count - 1))
+    quantile = float(stdtrit(count - 1, (1 + CONFIDENCE) / 2))
+    return Estimate(mean=mean, half_width=quantile * deviation / math.sqrt(count), count=count)
