@@ -6,8 +6,7 @@ from typing import Any
 
 from meanbank.evaluation.base import Evaluation, Record, Sample, Subject
 from meanbank.model import MeanbankForCausalLM
-from meanbank.model.memory_plan import bank_saving
-from meanbank.model.roles import Role, role_of
+from meanbank.model.memory_plan import bank_saving, weight_nbytes
 
 CONTEXTS = tuple(2**k for k in range(10, 21))
 
@@ -44,17 +43,14 @@ class MemoryBytes(Evaluation, tag="memory"):
 
     def results(self, subject: Subject, records: Sequence[Record]) -> dict[str, Any]:
         model: Any = subject.model
+        weights, tables = weight_nbytes(model)
         saved = [bank_saving(model, row["tokens"], self.batch_size) for row in records]
         return {
             "batch": self.batch_size,
             "contexts": list(records),
             "saved": [dataclasses.asdict(row) for row in saved if row],
-            "table_bytes": sum(
-                parameter.numel() * parameter.element_size()
-                for name, parameter in model.named_parameters()
-                if role_of(name, parameter) is Role.TABLE
-            ),
-            "parameter_bytes": sum(p.numel() * p.element_size() for p in model.parameters()),
+            "table_bytes": tables,
+            "parameter_bytes": weights + tables,
         }
 
     def scores(self, results: dict[str, Any]) -> dict[str, float]:

@@ -68,9 +68,8 @@ CLAIMS = [
         "expected": "holds",
         "verdict": "holds",
         "mean": 0.556,
-        "interval": [0.51, 0.602],
-        "interval_kind": "t over seeds, 95 %",
-        "bootstrap": [0.53, 0.58],
+        "interval": {"low": 0.51, "high": 0.602, "kind": "t over seeds, 95 %"},
+        "bootstrap": {"low": 0.53, "high": 0.58, "kind": "items"},
         "p": 0.0004,
         "p_holm": 0.0016,
         "threshold": 0.3,
@@ -87,8 +86,7 @@ CLAIMS = [
         "expected": "holds",
         "verdict": "suggestive: holds",
         "mean": -0.0061,
-        "interval": [-0.0127, 0.0005],
-        "interval_kind": "t over seeds, 95 %",
+        "interval": {"low": -0.0127, "high": 0.0005, "kind": "t over seeds, 95 %"},
         "bootstrap": None,
         "p": 0.061,
         "p_holm": 0.183,
@@ -106,9 +104,8 @@ CLAIMS = [
         "expected": "",
         "verdict": "does not hold",
         "mean": -0.48,
-        "interval": [-0.53, -0.43],
-        "interval_kind": "t over seeds, 95 %",
-        "bootstrap": [-0.51, -0.46],
+        "interval": {"low": -0.53, "high": -0.43, "kind": "t over seeds, 95 %"},
+        "bootstrap": {"low": -0.51, "high": -0.46, "kind": "items"},
         "p": 0.00002,
         "p_holm": 0.0001,
         "threshold": -0.1,
@@ -126,9 +123,8 @@ CLAIMS = [
         "expected": "holds",
         "verdict": "undecided",
         "mean": 0.12,
-        "interval": [-0.2, 0.44],
-        "interval_kind": "t over seeds, 95 %",
-        "bootstrap": [-0.02, 0.25],
+        "interval": {"low": -0.2, "high": 0.44, "kind": "t over seeds, 95 %"},
+        "bootstrap": {"low": -0.02, "high": 0.25, "kind": "items"},
         "p": 0.24,
         "p_holm": 0.48,
         "threshold": 0.1,
@@ -146,7 +142,6 @@ CLAIMS = [
         "verdict": "not measured",
         "mean": None,
         "interval": None,
-        "interval_kind": "",
         "bootstrap": None,
         "p": None,
         "p_holm": None,
@@ -201,7 +196,9 @@ def write_study(
     }
     write_json(folder / "study.yaml", plan)  # JSON is YAML
     rule = "A claim holds when the 95 % interval of its mean over seeds lies beyond the threshold."
-    write_json(folder / "verdicts.json", {"rule": rule, "claims": CLAIMS})
+    compared = [one for name, group in groups.items() for one in comparisons(name, group["arms"])]
+    verdicts = {"rule": rule, "claims": CLAIMS, "comparisons": compared}
+    write_json(folder / "verdicts.json", verdicts)
     lines = []
     for name, group in groups.items():
         for arm in group["arms"]:
@@ -218,6 +215,30 @@ def write_study(
     return folder
 
 
+def comparisons(group: str, arms: dict[str, str]) -> list[dict[str, Any]]:
+    """The first arm against each other one, on two scores of 60 items."""
+    first, *others = arms
+    scores = {"recall": ("recall@128/12", "recall@512/48")}.get(group, (f"{group}:a", f"{group}:b"))
+    return [
+        {
+            "group": group,
+            "first": first,
+            "second": other,
+            "score": score,
+            "items": 60,
+            "wins": 20 + index,
+            "ties": 35 - index,
+            "losses": 5,
+            "difference": (15 + index) / 60,
+            "interval": {"low": 0.1, "high": 0.4 + index / 100, "kind": "items"},
+            "p": 0.01,
+            "p_holm": 0.04,
+        }
+        for index, other in enumerate(others)
+        for score in scores
+    ]
+
+
 def write_job(
     folder: Path, group: str, arm: str, seed: int, groups: dict[str, dict[str, Any]]
 ) -> dict[str, Any]:
@@ -227,8 +248,8 @@ def write_job(
     noise = Random(f"{arm} {seed}")
     write_run(run, arm, seed, index, noise, text=group != "recall")
     evaluations, scores = {}, {}
-    for title, (task, results, found, records) in EVALUATIONS[group](arm, index, noise).items():
-        write_evaluation(run, title, task, results, found, records)
+    for title, (task, results, found) in EVALUATIONS[group](arm, index, noise).items():
+        write_evaluation(run, title, task, results, found)
         evaluations[title] = f"runs/{arm}/seed-{seed}/evaluations/{title}.json"
         scores |= found
     return {
@@ -283,7 +304,6 @@ def write_evaluation(
     task: str,
     results: dict[str, Any],
     scores: dict[str, float],
-    records: list[dict[str, Any]],
 ) -> None:
     record = {
         "task": task,
@@ -293,24 +313,17 @@ def write_evaluation(
         "scores": scores,
         "produced_by": PRODUCED_BY,
         "bos_policy": "none: texts are read as they are",
-        "prompt_hash": "0011223344556677" if records else None,
+        "prompt_hash": "0011223344556677",
     }
     write_json(run / "evaluations" / f"{title}.json", record)
-    if records:
-        header = {"settings": {"type": task}, "identity": "x"}
-        write_lines(run / "evaluations" / f"{title}.records.jsonl", [header, *records])
 
 
 def recall(arm: str, index: int, noise: Random) -> dict[str, Any]:
-    grid, scores, records = [], {}, []
+    grid, scores = [], {}
     for (length, pairs), mean in zip(SETTINGS, ACCURACY[arm], strict=True):
         value = min(1.0, max(0.0, mean + 0.02 * noise.gauss(0, 1)))
         grid.append({"length": length, "pairs": pairs, "accuracy": value, "queries": 3072})
         scores[f"recall@{length}/{pairs}"] = value
-        for item in range(20):
-            right = float(Random(item).random() * 0.5 + noise.random() * 0.5 < value)
-            score = {f"recall@{length}/{pairs}": right}
-            records.append({"id": f"{length}/{pairs}/{item}", "scores": score})
     distances = [
         {
             "length": length,
@@ -342,18 +355,18 @@ def recall(arm: str, index: int, noise: Random) -> dict[str, Any]:
         ]
     }
     found = {
-        "recall": ("recall", {"grid": grid, "chance": 1 / 32}, scores, records),
-        "mqar": ("mqar", mqar, {"mqar@all": ACCURACY[arm][1]}, []),
-        "memory": ("memory", memory(index), {"memory@32768": 1.0}, []),
+        "recall": ("recall", {"grid": grid, "chance": 1 / 32}, scores),
+        "mqar": ("mqar", mqar, {"mqar@all": ACCURACY[arm][1]}),
+        "memory": ("memory", memory(index), {"memory@32768": 1.0}),
     }
     if arm.startswith("kvm"):
-        found["memory-statistics"] = ("memory-statistics", statistics, {}, [])
+        found["memory-statistics"] = ("memory-statistics", statistics, {})
     return found
 
 
 def needle(arm: str, index: int, noise: Random) -> dict[str, Any]:
     fall = (0.34, 0.5, 0.06)[index]
-    rows, depths, scores, records = [], [], {}, []
+    rows, depths, scores = [], [], {}
     for task in ("niah_single", "niah_multikey"):
         for k, length in enumerate((512, 1024, 2048, 4096)):
             mean = min(1.0, max(0.0, 0.98 - fall * k + 0.02 * noise.gauss(0, 1)))
@@ -365,24 +378,16 @@ def needle(arm: str, index: int, noise: Random) -> dict[str, Any]:
                 depths.append(
                     {"task": task, "length": length, "depth": depth, "score": value, "samples": 10}
                 )
-            records += [
-                {
-                    "id": f"{task}/{length}/{item}",
-                    "scores": {f"ruler@{task}": float(noise.random() < mean)},
-                }
-                for item in range(10)
-            ]
     return {
-        "ruler": ("ruler", {"rows": rows, "depths": depths}, scores, records),
-        "position-loss": ("position-loss", position_loss(index, noise), {}, []),
+        "ruler": ("ruler", {"rows": rows, "depths": depths}, scores),
+        "position-loss": ("position-loss", position_loss(index, noise), {}),
         "bpb": (
             "bpb",
             {"bpb": 1.7 + index / 50},
             {"bpb": 1.7 + index / 50 + noise.random() / 99},
-            [],
         ),
-        "memory": ("memory", memory(index), {}, []),
-        "decode-speed": ("decode-speed", {}, {"decode-speed": 61.5 + index + noise.random()}, []),
+        "memory": ("memory", memory(index), {}),
+        "decode-speed": ("decode-speed", {}, {"decode-speed": 61.5 + index + noise.random()}),
     }
 
 
@@ -400,12 +405,11 @@ def bank(arm: str, index: int, noise: Random) -> dict[str, Any]:
         for k in range(15, 21)
     ]
     found = {
-        "bpb": ("bpb", {"bpb": bpb}, {"bpb": bpb}, []),
+        "bpb": ("bpb", {"bpb": bpb}, {"bpb": bpb}),
         "memory": (
             "memory",
             {**memory(0), **({"saved": saved} if arm == "bank_bank" else {})},
             {},
-            [],
         ),
         "samples": (
             "samples",
@@ -414,16 +418,11 @@ def bank(arm: str, index: int, noise: Random) -> dict[str, Any]:
                 "text": "argv):\n    if x < 3 & y > 4:\n        '<script>alert(1)</script>'\n",
             },
             {},
-            [],
         ),
         "core": (
             "core",
             {"tasks": []},
             {"core": 0.06 + index / 100, "core@arc_easy": 0.31 + noise.random() / 30},
-            [
-                {"id": f"arc/{item}", "scores": {"core@arc_easy": float(noise.random() < 0.3)}}
-                for item in range(60)
-            ],
         ),
     }
     if arm != "bank_standard":
@@ -443,7 +442,7 @@ def bank(arm: str, index: int, noise: Random) -> dict[str, Any]:
                         "loss_without": 3.1 + 0.3 * size / (1 + layer) + 0.02 * noise.random(),
                     }
                 )
-        found["parts"] = ("parts", {"parts": parts}, {}, [])
+        found["parts"] = ("parts", {"parts": parts}, {})
     return found
 
 

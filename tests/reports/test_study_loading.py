@@ -20,8 +20,10 @@ def test_reads_a_complete_study(study: Path) -> None:
     assert [job.seed for job in full.tuning] == [7]
     assert recall.titles("recall") == ["recall"] and recall.titles("ruler") == []
     first = full.jobs[0].evaluations["recall"]
-    assert len(first.records) == 100 and first.prompt_hash == "0011223344556677"
-    assert set(first.records["128/12/0"]) == {"recall@128/12"}
+    assert first.prompt_hash == "0011223344556677"
+    (one, *_) = recall.comparisons
+    assert (one.arm, one.against, one.score) == ("full", "kvm_fixed", "recall@128/12")
+    assert (one.wins, one.ties, one.losses, one.low, one.high) == (20, 35, 5, 0.1, 0.4)
     assert len(full.jobs[0].steps) == 300 and full.jobs[0].run["steps"] == 300
 
 
@@ -32,12 +34,23 @@ def test_claims(study: Path) -> None:
     assert unmeasured.mean is None and unmeasured.interval is None
 
 
-def test_open_intervals(study: Path) -> None:
-    record = {"claim": "a", "interval": [None, 0.5], "bootstrap": [0.1, None], "verdict": None}
+def test_intervals_have_two_ends(study: Path) -> None:
+    half = {"low": None, "high": 0.5, "kind": "t"}
+    record = {"claim": "a", "interval": half, "bootstrap": [0.1, 0.2], "added": True}
     write_json(study / "verdicts.json", {"claims": [record]})
     (claim,) = load_study(study).claims
-    assert claim.interval == (float("-inf"), 0.5) and claim.bootstrap == (0.1, float("inf"))
+    assert claim.interval is None and claim.bootstrap is None
     assert claim.verdict == "not measured"
+    assert claim.notes == ("added when there were results already",)
+
+
+def test_a_group_has_seeds_of_its_own(study: Path) -> None:
+    plan = json.loads((study / "study.yaml").read_text())
+    for settings in plan["groups"]["bank"]["arms"].values():
+        settings["seeds"] = list(SEEDS[:2])
+    write_json(study / "study.yaml", plan)
+    (failed,) = load_study(study).absent
+    assert failed.arm == "no_gate"
 
 
 def test_failed_and_missing_runs(study: Path) -> None:

@@ -78,17 +78,16 @@ def test_everything_else_is_escaped(tmp_path: Path) -> None:
     plan = {"title": tag, "description": tag, "seeds": [1], "groups": {"g": group}}
     write_json(tmp_path / "study.yaml", plan)
     claim = {"claim": tag, "says": tag, "source": tag, "verdict": tag, "notes": [tag]}
-    claim |= {"expected": tag, "interval_kind": tag, "direction": tag, "interval": [0, 1]}
+    claim |= {"expected": tag, "direction": tag, "interval": {"low": 0, "high": 1, "kind": tag}}
     claim |= {"threshold": 0.5, "mean": 0.5, "values": {tag: 0.5}}
     write_json(tmp_path / "verdicts.json", {"rule": tag, "claims": [claim]})
     lines = []
     for arm in arms:
         run = tmp_path / "runs" / arm / "seed-1"
-        write_evaluation(run, "s", "samples", {"prompt": tag, "text": "\ud800\x00" + tag}, {}, [])
-        records = [{"id": tag, "scores": {tag: 1.0}}]
+        write_evaluation(run, "s", "samples", {"prompt": tag, "text": "\ud800\x00" + tag}, {})
         rows = {"rows": [{"task": tag, "length": 8, "score": 1}]}
         depths = {"depths": [{"task": tag, "length": 8, "depth": 0.5, "score": 1}]}
-        write_evaluation(run, "r", "ruler", {**rows, **depths}, {}, records)
+        write_evaluation(run, "r", "ruler", {**rows, **depths}, {})
         found = {title: f"runs/{arm}/seed-1/evaluations/{title}.json" for title in "sr"}
         job = {"group": "g", "arm": arm, "seed": 1, "scores": {f"{tag}@{tag}": 1, tag: 1}}
         made = {"config": tag, "overrides": {tag: tag}, "produced_by": {"commit": tag}}
@@ -152,7 +151,7 @@ def test_the_short_page(small_study: Path, tmp_path: Path) -> None:
     assert all(words in text for words in ("✓ holds", "| Arm | Parameters |", "4.00 GiB"))
     assert "Scores" not in text and "What was run" not in text
     pictures = list((destination / "figures").glob("*.png"))
-    assert len(pictures) == 4 and all(file.stat().st_size < 60_000 for file in pictures)
+    assert len(pictures) == 5 and all(file.stat().st_size < 60_000 for file in pictures)
     assert all((destination / file).is_file() for file in re.findall(r"\((figures/[^)]+)\)", text))
     assert not (small_study / "report.html").exists()
     assert load_study(small_study).absent == ()

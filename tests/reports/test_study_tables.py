@@ -6,26 +6,20 @@ from rich.console import Console
 
 from meanbank.reports import print_table
 from meanbank.reports.study import load_study, study_tables
-from meanbank.reports.study.items import comparisons
 from meanbank.reports.study.statistics import estimate
 from meanbank.reports.study.tables import arms_table, memory_statistics, score_tables
 from meanbank.reports.tables import Row, Table
-from tests.reports.study_files import write_evaluation, write_json, write_lines
+from tests.reports.study_files import write_json, write_lines
 
 
 def rows(table: Table) -> dict[str, tuple[str, ...]]:
     return {row.cells[0].split("\n")[0]: row.cells[1:] for row in table.rows}
 
 
-def one_group(folder: Path, jobs: list[dict], records: dict[tuple[str, int], list]) -> Path:
+def one_group(folder: Path, jobs: list[dict]) -> Path:
     """A study of the arms a and b with these lines of results."""
     plan = {"seeds": [1, 2], "groups": {"g": {"arms": {"a": {"label": "A"}, "b": {}}}}}
     write_json(folder / "study.yaml", plan)
-    for (arm, seed), found in records.items():
-        run = folder / "runs" / arm / f"seed-{seed}"
-        write_evaluation(run, "t", found[0], {}, {}, found[1])
-        file = f"runs/{arm}/seed-{seed}/evaluations/t.json"
-        jobs = [*jobs, {"arm": arm, "seed": seed, "evaluations": {"t": file}}]
     write_lines(folder / "results.jsonl", [{"group": "g", **job} for job in jobs])
     return folder
 
@@ -46,7 +40,7 @@ def test_scores_with_the_interval_by_hand(tmp_path: Path) -> None:
         {"arm": "a", "seed": 2, "scores": {"bpb": 2.0}},
         {"arm": "a", "seed": 9, "tuning": True, "scores": {"bpb": 100.0}},
     ]
-    alone, recall = score_tables(load_study(one_group(tmp_path, jobs, {})).groups[0])
+    alone, recall = score_tables(load_study(one_group(tmp_path, jobs)).groups[0])
     # Deviation sqrt(1/2), standard error 1/2; the t quantile of one degree of freedom is 12.706.
     assert rows(alone) == {"A": ("1.500 ± 6.353\n1.000, 2.000",), "b": ("–",)}
     assert recall.columns == ("Arm", "64/4") and rows(recall)["A"] == ("0.500\n1 seed",)
@@ -90,33 +84,6 @@ def test_claims(study: Path) -> None:
         "≤ -0.0040",
         "–",
     )
-
-
-def test_items_by_hand(tmp_path: Path) -> None:
-    def of(*values: float) -> list:
-        records = [{"id": str(n), "scores": {"t": value}} for n, value in enumerate(values)]
-        return ["core", records]
-
-    records = {
-        ("a", 1): of(1, 0, 1, 1),
-        ("a", 2): of(1, 1, 0, 1),
-        ("b", 1): of(0, 0, 1, 1),
-        ("b", 2): of(1, 1, 1, 1, 1),  # an item that the other arm lacks
-    }
-    (found,) = comparisons(load_study(one_group(tmp_path, [], records)).groups[0])
-    # Differences of items, means over the two seeds: 1/2, 0, -1/2, 0.
-    assert (found.items, found.wins, found.ties, found.losses) == (4, 1, 2, 1)
-    # Deviation sqrt(1/6), three degrees of freedom: 3.182446.
-    assert found.mean == 0 and found.high == pytest.approx(3.182446 * (1 / 6) ** 0.5 / 2)
-
-
-def test_items_of_losses_are_better_when_lower(tmp_path: Path) -> None:
-    records = {
-        ("a", 1): ["bpb", [{"id": "x", "scores": {"t": 1.0}}]],
-        ("b", 1): ["bpb", [{"id": "x", "scores": {"t": 1.5}}]],
-    }
-    (found,) = comparisons(load_study(one_group(tmp_path, [], records)).groups[0])
-    assert (found.wins, found.mean, found.low) == (1, 0.5, None)
 
 
 def test_memory_statistics_are_means_over_seeds_and_heads(study: Path) -> None:

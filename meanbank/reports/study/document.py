@@ -44,7 +44,6 @@ _GROUP_FIGURES: tuple[Callable[[Group, Looks], Iterator[Figure]], ...] = (
     memory_by_context,
     memory_saved,
 )
-_AGAIN = "meanbank study run study.yaml --out FOLDER"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,7 +97,7 @@ def study_document(study: Study) -> list[Section]:
         *(_section(group.label, _group_blocks(group, looks)) for group in study.groups),
         _section("Generated text", _samples(study)),
         _section("What was run", what_was_run(study)),
-        _again(),
+        _again(study),
     )
 
 
@@ -110,7 +109,7 @@ def short_document(study: Study) -> list[Section]:
         _claims(study),
         _arms(study),
         *(_section(group.label, _figures(group, looks)) for group in study.groups),
-        _again(),
+        _again(study),
     )
 
 
@@ -208,9 +207,10 @@ def _samples(study: Study) -> Sequence[Block]:
     return (Prose(paragraphs=(said,)), *samples)
 
 
-def _again() -> Section:
+def _again(study: Study) -> Section:
     said = (
         "The file study.yaml beside this report says everything that was run. A finished run is "
         "not done again in the same folder."
     )
-    return _section("How to run it again", [Prose(paragraphs=(said,)), Code(text=_AGAIN)])
+    command = Code(text=f"meanbank study run {study.name} --out FOLDER")
+    return _section("How to run it again", [Prose(paragraphs=(said,)), command])

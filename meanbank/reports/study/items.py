@@ -1,55 +1,23 @@
 """Wins, ties and losses between two arms, item by item."""
 
-import math
 from collections.abc import Iterator
-from dataclasses import dataclass
 from textwrap import fill
 from typing import TYPE_CHECKING, Any
 
 from meanbank.reports.study.figure import BELOW, Figure, Looks, file_name
-from meanbank.reports.study.results import Arm, Group
-from meanbank.reports.study.statistics import estimate
+from meanbank.reports.study.results import Comparison, Group
 from meanbank.reports.wording import signed
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure as Canvas
 
-_LOWER_IS_BETTER = ("bpb", "position-loss", "bigram")  # tasks
-_EQUAL = 1e-12  # differences that are rounding
 _COLORS = {"wins": "#0072B2", "ties": "#d0d0d0", "losses": "#D55E00"}
-
-
-@dataclass(frozen=True, kw_only=True)
-class Comparison:
-    """An arm against another on the items that both have; low and high: of the mean difference.
-
-    An item's difference is a mean over the seeds that both have; above zero, the arm is better.
-    """
-
-    arm: str
-    against: str
-    score: str
-    items: int
-    wins: int
-    ties: int
-    losses: int
-    mean: float
-    low: float | None
-    high: float | None
-
-
-def comparisons(group: Group) -> list[Comparison]:
-    """The first arm of the group against each other arm, by score."""
-    if not group.arms:
-        return []
-    first, *others = group.arms
-    return [found for other in others for found in _compared(first, other)]
 
 
 def item_figures(group: Group, looks: Looks) -> Iterator[Figure]:
     """Bars of wins, ties and losses with the mean difference beside them, a panel an arm."""
-    found = comparisons(group)
+    found = list(group.comparisons)
     if not found:
         return
     panels: dict[str, list[Comparison]] = {}
@@ -84,48 +52,6 @@ def item_figures(group: Group, looks: Looks) -> Iterator[Figure]:
     )
 
 
-def _compared(arm: Arm, against: Arm) -> Iterator[Comparison]:
-    for score, differences in _differences(arm, against).items():
-        each = [math.fsum(values) / len(values) for values in differences.values()]
-        found = estimate(each)
-        if found is None:
-            continue
-        width = found.half_width
-        wins = sum(value > _EQUAL for value in each)
-        losses = sum(value < -_EQUAL for value in each)
-        yield Comparison(
-            arm=arm.name,
-            against=against.name,
-            score=score,
-            items=len(each),
-            wins=wins,
-            ties=len(each) - wins - losses,
-            losses=losses,
-            mean=found.mean,
-            low=None if width is None else found.mean - width,
-            high=None if width is None else found.mean + width,
-        )
-
-
-def _differences(arm: Arm, against: Arm) -> dict[str, dict[str, list[float]]]:
-    """By score and item, the difference of each seed that both arms have."""
-    others = {job.seed: job for job in against.jobs}
-    found: dict[str, dict[str, list[float]]] = {}
-    for job in arm.jobs:
-        for title, mine in job.evaluations.items():
-            theirs = others[job.seed].evaluations.get(title) if job.seed in others else None
-            if theirs is None:
-                continue
-            sign = -1.0 if mine.task in _LOWER_IS_BETTER else 1.0
-            for item, scores in mine.records.items():
-                for score, value in scores.items():
-                    other = theirs.records.get(item, {}).get(score)
-                    difference = math.nan if other is None else sign * (value - other)
-                    if math.isfinite(difference):
-                        found.setdefault(score, {}).setdefault(item, []).append(difference)
-    return found
-
-
 def _draw_bars(axes: "Axes", shown: list[Comparison]) -> None:
     places = range(len(shown))
     left = [0.0] * len(shown)
@@ -140,8 +66,8 @@ def _draw_bars(axes: "Axes", shown: list[Comparison]) -> None:
                 axes.text(middle, place, str(count), ha="center", va="center", color=ink, size=7.5)
         left = [start + width for start, width in zip(left, widths, strict=True)]
     for place, one in enumerate(shown):
-        width = "" if one.low is None else f" ± {one.mean - one.low:.3f}"
-        axes.text(101.5, place, f"{signed(one.mean)}{width}", va="center", size=8)
+        between = f"{signed(one.mean)} ({signed(one.low)} to {signed(one.high)})"
+        axes.text(101.5, place, between, va="center", size=8)
     axes.set_yticks(places, [one.score for one in shown])
     axes.set_xlim(0, 100)
     axes.set_ylim(len(shown) - 0.4, -0.6)

@@ -1,7 +1,6 @@
 """From the folder of a study to its results."""
 
-import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +18,7 @@ from meanbank.reports.study.results import (
     Absent,
     Arm,
     Claim,
+    Comparison,
     Evaluation,
     Group,
     Job,
@@ -39,11 +39,13 @@ def load_study(folder: Path | str) -> Study:
     verdicts = read_object(folder / "verdicts.json")
     lines = read_json_lines(folder / "results.jsonl")
     seeds, tuning_seeds = _seeds(plan.get("seeds")), _seeds(plan.get("tuning_seeds"))
+    compared = _comparisons(verdicts)
     groups = tuple(
-        _group(folder, name, as_object(group), lines)
+        _group(folder, name, as_object(group), lines, compared.get(str(name), ()), seeds)
         for name, group in as_object(plan.get("groups")).items()
     )
     return Study(
+        name=_said(plan.get("name")) or "study.yaml",
         title=_said(plan.get("title")) or "A study",
         description=_said(plan.get("description")),
         seeds=seeds,
@@ -51,7 +53,7 @@ def load_study(folder: Path | str) -> Study:
         groups=groups,
         claims=tuple(_claim(record) for record in as_objects(verdicts.get("claims"))),
         rule=_said(verdicts.get("rule")),
-        absent=tuple(_absent(folder, groups, seeds)),
+        absent=tuple(_absent(folder, groups)),
     )
 
 
@@ -76,18 +78,34 @@ def _seeds(value: Any) -> tuple[int, ...]:
     return tuple(seed for item in listed if (seed := as_count(item)) is not None)
 
 
-def _group(folder: Path, name: Any, plan: dict[str, Any], lines: list[dict[str, Any]]) -> Group:
-    arms = as_object(plan.get("arms"))
-    mine = [line for line in lines if line.get("group") == name]
-    found = tuple(
-        _arm(folder, str(arm), as_object(settings), [one for one in mine if one.get("arm") == arm])
-        for arm, settings in arms.items()
+def _group(
+    folder: Path,
+    name: Any,
+    plan: dict[str, Any],
+    lines: list[dict[str, Any]],
+    compared: Sequence[Comparison],
+    seeds: tuple[int, ...],
+) -> Group:
+    found = []
+    for arm, settings in as_object(plan.get("arms")).items():
+        mine = [one for one in lines if (one.get("group"), one.get("arm")) == (name, arm)]
+        found.append(_arm(folder, str(arm), as_object(settings), mine, seeds))
+    return Group(
+        name=str(name),
+        label=_said(plan.get("label")) or str(name),
+        arms=tuple(found),
+        match=plan.get("match"),
+        comparisons=tuple(compared),
     )
-    label = _said(plan.get("label")) or str(name)
-    return Group(name=str(name), label=label, arms=found, match=plan.get("match"))
 
 
-def _arm(folder: Path, name: str, plan: dict[str, Any], lines: list[dict[str, Any]]) -> Arm:
+def _arm(
+    folder: Path,
+    name: str,
+    plan: dict[str, Any],
+    lines: list[dict[str, Any]],
+    seeds: tuple[int, ...],
+) -> Arm:
     jobs: dict[bool, dict[int, Job]] = {False: {}, True: {}}
     for line in lines:
         seed = as_count(line.get("seed"))
@@ -96,7 +114,13 @@ def _arm(folder: Path, name: str, plan: dict[str, Any], lines: list[dict[str, An
     labels = [_said(line.get("label")) for line in lines]
     label = _said(plan.get("label")) or next((one for one in labels if one), "") or name
     counted, tuning = (tuple(found[seed] for seed in sorted(found)) for found in jobs.values())
-    return Arm(name=name, label=label, jobs=counted, tuning=tuning)
+    return Arm(
+        name=name,
+        label=label,
+        seeds=_seeds(plan.get("seeds")) or seeds,
+        jobs=counted,
+        tuning=tuning,
+    )
 
 
 def _job(folder: Path, arm: str, seed: int, line: dict[str, Any]) -> Job:
@@ -135,8 +159,6 @@ def _evaluation(folder: Path, title: str, file: Any) -> Evaluation | None:
     record = read_object(path)
     if not record:
         return None
-    lines = read_json_lines(path.with_name(path.stem + ".records.jsonl"))
-    scores = {str(one["id"]): _numbers(one.get("scores")) for one in lines if "id" in one}
     return Evaluation(
         title=title,
         task=_said(record.get("task")),
@@ -145,7 +167,6 @@ def _evaluation(folder: Path, title: str, file: Any) -> Evaluation | None:
         produced_by=as_object(record.get("produced_by")),
         bos_policy=_said(record.get("bos_policy")) or None,
         prompt_hash=_said(record.get("prompt_hash")) or None,
-        records={name: found for name, found in scores.items() if found},
     )
 
 
@@ -176,6 +197,7 @@ def _steps(path: Path) -> tuple[Step, ...]:
 
 def _claim(record: Mapping[str, Any]) -> Claim:
     notes = record.get("notes")
+    late = ("added when there were results already",) if record.get("added") is True else ()
     return Claim(
         name=_said(record.get("claim")),
         says=_said(record.get("says")),
@@ -183,34 +205,54 @@ def _claim(record: Mapping[str, Any]) -> Claim:
         verdict=_said(record.get("verdict")) or "not measured",
         expected=_said(record.get("expected")),
         mean=as_number(record.get("mean")),
-        interval=_pair(record.get("interval")),
-        interval_kind=_said(record.get("interval_kind")),
-        bootstrap=_pair(record.get("bootstrap")),
+        interval=_interval(record.get("interval")),
+        interval_kind=_said(as_object(record.get("interval")).get("kind")),
+        bootstrap=_interval(record.get("bootstrap")),
         p=as_number(record.get("p")),
         p_holm=as_number(record.get("p_holm")),
         threshold=as_number(record.get("threshold")),
         direction=_said(record.get("direction")),
         values=_numbers(record.get("values")),
         tuning_values=_numbers(record.get("tuning_values")),
-        notes=tuple(_said(note) for note in notes) if isinstance(notes, list) else (),
+        notes=(*late, *map(_said, notes if isinstance(notes, list) else ())),
     )
 
 
-def _pair(value: Any) -> tuple[float, float] | None:
-    """(low, high); an end that is missing is infinite."""
-    if not isinstance(value, list) or len(value) != 2:
-        return None
-    low, high = as_number(value[0]), as_number(value[1])
-    if low is None and high is None:
-        return None
-    return (-math.inf if low is None else low, math.inf if high is None else high)
+def _interval(value: Any) -> tuple[float, float] | None:
+    """(low, high), where both are there."""
+    ends = as_object(value)
+    low, high = as_number(ends.get("low")), as_number(ends.get("high"))
+    return None if low is None or high is None else (low, high)
 
 
-def _absent(folder: Path, groups: tuple[Group, ...], seeds: tuple[int, ...]) -> Iterator[Absent]:
+def _comparisons(verdicts: dict[str, Any]) -> dict[str, list[Comparison]]:
+    """By group."""
+    found: dict[str, list[Comparison]] = {}
+    for record in as_objects(verdicts.get("comparisons")):
+        counts = {name: as_count(record.get(name)) for name in ("items", "wins", "ties", "losses")}
+        mean, interval = as_number(record.get("difference")), _interval(record.get("interval"))
+        if mean is None or interval is None or not all(v is not None for v in counts.values()):
+            continue
+        one = Comparison(
+            arm=_said(record.get("first")),
+            against=_said(record.get("second")),
+            score=_said(record.get("score")),
+            **{name: count or 0 for name, count in counts.items()},
+            mean=mean,
+            low=interval[0],
+            high=interval[1],
+            p_holm=as_number(record.get("p_holm")),
+        )
+        if one.items:
+            found.setdefault(_said(record.get("group")), []).append(one)
+    return found
+
+
+def _absent(folder: Path, groups: tuple[Group, ...]) -> Iterator[Absent]:
     for group in groups:
         for arm in group.arms:
             done = {job.seed for job in arm.jobs}
-            for seed in seeds:
+            for seed in arm.seeds:
                 if seed in done:
                     continue
                 path = folder / "runs" / arm.name / f"seed-{seed}" / "failure.json"

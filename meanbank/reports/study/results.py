@@ -18,7 +18,7 @@ class Step:
 
 @dataclass(frozen=True, kw_only=True)
 class Evaluation:
-    """One evaluation file; `records` has the scores of each sample by its id."""
+    """One evaluation file."""
 
     title: str
     task: str
@@ -27,7 +27,6 @@ class Evaluation:
     produced_by: Mapping[str, Any] = field(default_factory=dict)
     bos_policy: str | None = None
     prompt_hash: str | None = None
-    records: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,10 +51,14 @@ class Job:
 
 @dataclass(frozen=True, kw_only=True)
 class Arm:
-    """One kind of model with a job a seed, in order of seeds; tuning jobs apart."""
+    """One kind of model with a job a seed, in order of seeds; tuning jobs apart.
+
+    seeds: those that it was to have jobs of.
+    """
 
     name: str
     label: str
+    seeds: tuple[int, ...] = ()
     jobs: tuple[Job, ...] = ()
     tuning: tuple[Job, ...] = ()
 
@@ -69,6 +72,26 @@ class Arm:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Comparison:
+    """An arm against another on the items that both have; low and high: of the mean difference.
+
+    An item's difference is a mean over the seeds that both have; above zero, the arm has more.
+    """
+
+    arm: str
+    against: str
+    score: str
+    items: int
+    wins: int
+    ties: int
+    losses: int
+    mean: float
+    low: float
+    high: float
+    p_holm: float | None
+
+
+@dataclass(frozen=True, kw_only=True)
 class Group:
     """Arms that are compared with each other; the first one is what the others are held against."""
 
@@ -76,6 +99,7 @@ class Group:
     label: str
     arms: tuple[Arm, ...]
     match: Any = None
+    comparisons: tuple[Comparison, ...] = ()
 
     def titles(self, task: str) -> list[str]:
         """Titles of the evaluations of a task that any arm has, in order of first appearance."""
@@ -129,6 +153,7 @@ class Absent:
 class Study:
     """All that was found in the folder of a study."""
 
+    name: str
     title: str
     description: str
     seeds: tuple[int, ...]

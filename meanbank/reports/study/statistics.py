@@ -1,4 +1,4 @@
-"""Means with intervals: over seeds, and over the items of an evaluation."""
+"""Means with intervals over seeds."""
 
 import math
 from collections.abc import Sequence
