@@ -4,10 +4,7 @@ import json
 import multiprocessing
 import os
 import signal
-import subprocess
 import sys
-import time
-from pathlib import Path
 
 import pytest
 import torch
@@ -17,44 +14,9 @@ from safetensors.torch import load_file
 from meanbank.cli import main
 from meanbank.core.files import locked
 from meanbank.data import prepare_corpus
-from meanbank.studies.engine import run_study
 from meanbank.studies.job import find_job
-from meanbank.studies.launch import Processes
-from meanbank.studies.resolve import load_study
 from meanbank.studies.results import keep_result, read_results
-from meanbank.training.metrics import read_metrics
-from tests.studies.tiny_studies import SMALL, InProcess, study_file
-
-ROOT = Path(__file__).resolve().parents[2]
-# `meanbank` as a job's process, with the evaluations of these tests
-MEANBANK = (
-    sys.executable,
-    "-c",
-    f"import sys; sys.path.insert(0, {str(ROOT)!r}); import tests.studies.tiny_studies; "
-    "from meanbank.cli import main; main()",
-)
-
-
-def run(file, out, launcher=None, **how):
-    return run_study(load_study(file), out, launcher or InProcess(), **how)
-
-
-def by_job(out):
-    return {(result["arm"], result["seed"]): result for result in read_results(out)}
-
-
-def outcome_of(out, steps=3):
-    """What a study found, without what the clock decides; every step stands there once."""
-    lines = (out / "results.jsonl").read_text().splitlines()
-    found = {}
-    for line in map(json.loads, lines):
-        key = line["arm"], line["seed"]
-        assert key not in found, f"two lines of {key}"
-        metrics = read_metrics(out / line["curve"])
-        assert [each["step"] for each in metrics] == list(range(1, steps + 1))
-        losses = [(each["loss"], each["gradient_norm"], each["tokens"]) for each in metrics]
-        found[key] = line["scores"], line["config"], line["tokens"], losses
-    return found
+from tests.studies.tiny_studies import InProcess, by_job, outcome_of, run, study_file
 
 
 def test_a_study_leaves_everything_needed(tmp_path):
@@ -303,105 +265,3 @@ def test_a_study_that_is_killed_anywhere_comes_to_the_same_end(stride, forked, t
     assert kills > 4
     assert outcome_of(killed) == outcome_of(whole)
     assert len(outcome_of(whole)) == 2
-
-
-def test_jobs_are_processes_of_their_own(tmp_path):
-    """One of two fails at once, by a loss that is not finite."""
-    arms = {
-        "grows": {
-            "config": "quick/recall_sqrt",
-            "overrides": ["training.recipe.learning_rate=1e30"],
-        },
-        "fixed": "quick/recall_fixed",
-    }
-    file, out = study_file(tmp_path, group={"arms": arms}), tmp_path / "out"
-    outcome = run(file, out, Processes(2, MEANBANK))
-    assert (outcome.exit_code, outcome.finished) == (1, 1)
-    assert "not finite" in outcome.failed[0]["message"] or "nan" in outcome.failed[0]["message"]
-    assert outcome.failed[0]["arm"] == "grows"
-    threads = max(1, (os.cpu_count() or 1) // 2)
-    assert by_job(out)["fixed", 7]["produced_by"]["threads"] == threads
-
-
-def steps_done(out):
-    return sum(len(read_metrics(path)) for path in out.rglob("metrics.jsonl"))
-
-
-def started(file, out, *more):
-    """`meanbank study run`, once its jobs have made a few steps."""
-    before = steps_done(out)
-    command = [
-        sys.executable,
-        "-m",
-        "meanbank",
-        "study",
-        "run",
-        str(file),
-        "--out",
-        str(out),
-        *more,
-    ]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    process = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL)
-    while process.poll() is None and steps_done(out) < before + 10:
-        time.sleep(0.05)
-    return process
-
-
-def children(process):
-    found = subprocess.run(["pgrep", "-P", str(process.pid)], capture_output=True, check=True)
-    return [int(pid) for pid in found.stdout.split()]
-
-
-MANY_STEPS = ["training.steps=300", "training.checkpoint_every=50"]
-
-
-@pytest.mark.slow
-def test_a_study_whose_processes_are_stopped_and_killed_comes_to_the_same_end(tmp_path):
-    arms = {
-        name: {"config": f"quick/recall_{config}", "overrides": MANY_STEPS}
-        for name, config in {"grows": "sqrt", "fixed": "fixed"}.items()
-    }
-    group = {"arms": arms, "evaluations": []}
-    file = study_file(tmp_path, group=group)
-    whole, out = tmp_path / "whole", tmp_path / "out"
-    assert started(file, whole, "--jobs", "2").wait() == 0
-    for number, code in {signal.SIGTERM: 143, signal.SIGINT: 130}.items():
-        process = started(file, out, "--jobs", "2")
-        process.send_signal(number)
-        assert process.wait() == code
-        assert list(out.rglob("step-*")), "nothing was saved"
-    process = started(file, out, "--jobs", "2")
-    second = subprocess.run(process.args, capture_output=True, text=True, check=False)
-    assert (second.returncode, second.stderr.count("\n")) == (2, 1)
-    assert "is in use" in second.stderr
-    os.kill(children(process)[0], signal.SIGKILL)
-    assert process.wait() == 1
-    (failure,) = out.rglob("failure.json")
-    assert "ended by SIGKILL" in json.loads(failure.read_text())["message"]
-    orphans_of = started(file, out, "--jobs", "2")
-    orphans_of.kill()  # and its jobs are still there when the next one begins
-    orphans_of.wait()
-    assert started(file, out, "--jobs", "2").wait() == 0
-    assert outcome_of(out, 300) == outcome_of(whole, 300)
-    assert len(outcome_of(out, 300)) == 2
-
-
-@pytest.mark.slow
-def test_jobs_of_a_cluster(tmp_path, capsys):
-    pytest.importorskip("submitit", reason="pip install 'meanbank[slurm]'")
-    file = study_file(
-        tmp_path, group={"evaluations": [], "overrides": [*SMALL, "data.batch_size=2"]}
-    )
-    out = tmp_path / "out"
-    settings = ["cluster=local", "timeout_min=5"]
-    with pytest.raises(SystemExit) as stop:
-        main(["study", "run", str(file), "--out", str(out), "--slurm", *settings])
-    assert stop.value.code == 0, capsys.readouterr().err
-    assert {key: result["tokens"] for key, result in by_job(out).items()} == {
-        ("grows", 7): 2 * 64,
-        ("fixed", 7): 2 * 64,
-    }
-    with pytest.raises(SystemExit) as stop:
-        main(["study", "run", str(file), "--out", str(out), "--slurm", "cluster=local", "gpus=1x"])
-    assert stop.value.code == 2

@@ -1,5 +1,6 @@
 """Studies of seconds, evaluations that are worked out at once, and jobs without processes."""
 
+import json
 from concurrent.futures import Future
 from pathlib import Path
 
@@ -7,7 +8,11 @@ import torch
 import yaml
 
 from meanbank.evaluation.base import Evaluation, Sample
+from meanbank.studies.engine import run_study
 from meanbank.studies.job import run_job
+from meanbank.studies.resolve import load_study
+from meanbank.studies.results import read_results
+from meanbank.training.metrics import read_metrics
 from meanbank.training.run import read_config
 
 SMALL = [
@@ -96,3 +101,27 @@ class InProcess:
 
     def close(self):
         pass
+
+
+def run(file, out, launcher=None, **how):
+    """Run a study, in this process unless told otherwise."""
+    return run_study(load_study(file), out, launcher or InProcess(), **how)
+
+
+def by_job(out):
+    """Results by arm and seed."""
+    return {(result["arm"], result["seed"]): result for result in read_results(out)}
+
+
+def outcome_of(out, steps=3):
+    """What a study found, without what the clock decides; every step stands there once."""
+    lines = (out / "results.jsonl").read_text().splitlines()
+    found = {}
+    for line in map(json.loads, lines):
+        key = line["arm"], line["seed"]
+        assert key not in found, f"two lines of {key}"
+        metrics = read_metrics(out / line["curve"])
+        assert [each["step"] for each in metrics] == list(range(1, steps + 1))
+        losses = [(each["loss"], each["gradient_norm"], each["tokens"]) for each in metrics]
+        found[key] = line["scores"], line["config"], line["tokens"], losses
+    return found
