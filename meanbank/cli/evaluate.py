@@ -64,12 +64,22 @@ def print_result(result: dict[str, Any]) -> None:
     if "at" in results:
         rows = [{"x training length": k, **row} for k, row in results["at"].items()]
     rows = rows or [{k: v for k, v in results.items() if not isinstance(v, (list, dict))}]
+    costs = {cost["tokens"]: cost for cost in result["costs"]}
+    rows = [_with_cost(row, costs) for row in rows]
     table = Table(title=result["name"], title_justify="left")
     for name in rows[0]:
         table.add_column(name.replace("_", " "), justify="right")
     for row in rows:
         table.add_row(*(_cell(value) for value in row.values()))
     Console().print(table)
+
+
+def _with_cost(row: dict[str, Any], costs: dict[int, dict[str, Any]]) -> dict[str, Any]:
+    """A row about a length with what a context of it costs beside."""
+    cost = costs.get(row.get("length") or row.get("stop") or 0)
+    if cost is None:
+        return row
+    return {**row, "bytes held": cost["bytes"], "tokens/s": cost["prefill_tokens_per_second"]}
 
 
 def _cell(value: Any) -> str:

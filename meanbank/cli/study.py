@@ -67,19 +67,22 @@ def run_study(
     return outcome.exit_code
 
 
-def report(folder: Annotated[Path, tyro.conf.Positional], /) -> int:
+def report(folder: Annotated[Path, tyro.conf.Positional], /, page: Path | None = None) -> int:
     """Write the report of a study: verdicts on its claims, tables and figures.
 
     Args:
         folder: of the study.
+        page: also write a short page with small figures into this folder, to be published.
     """
-    from meanbank.reports import print_table, study_tables
+    from meanbank.reports import print_table, study_tables, write_results_page
     from meanbank.studies.report import report_study
 
     path = report_study(folder)
     for shown in study_tables(folder):
         print_table(shown)
     print(f"report: {path}")
+    if page is not None:
+        print(f"page: {write_results_page(folder, page)}")
     return 0
 
 

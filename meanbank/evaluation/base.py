@@ -126,6 +126,10 @@ class Evaluation(Tagged, kind="evaluation"):
         use these names: letters, digits, `.`, `_`, `-`, `:`, `/` and one `@`.
         """
 
+    def prompt_lengths(self, subject: Subject) -> tuple[int, ...]:
+        """Where scores are by length, the lengths in tokens; results tell what each costs."""
+        return ()
+
 
 def prompt_hash(prompt: str | bytes | np.ndarray | Tensor | Sequence[int]) -> str:
     """The first 16 hexadecimal digits of the sha256 of a text, of bytes, or of token ids."""

@@ -118,6 +118,9 @@ class Mqar(Evaluation, tag="mqar"):
         chance = 1 / self.config(subject).values
         return {"grid": grid, "by_distance": by_distance, "chance": chance}
 
+    def prompt_lengths(self, subject: Subject) -> tuple[int, ...]:
+        return tuple(sorted({length for length, _ in self.grid}))
+
     def scores(self, results: dict[str, Any]) -> dict[str, float]:
         return {
             f"{self.title}@{cell['length']}/{cell['pairs']}": cell["accuracy"]

@@ -115,6 +115,10 @@ class PositionLoss(Evaluation, tag="position-loss"):
             "at": {str(k): row for k, row in zip(halves, at, strict=True)},
         }
 
+    def prompt_lengths(self, subject: Subject) -> tuple[int, ...]:
+        base = self.base(subject)
+        return tuple(k * base for k in self._halves(base, self.times(subject) * base))
+
     def scores(self, results: dict[str, Any]) -> dict[str, float]:
         return {f"{self.title}@{k}x": row["loss"] for k, row in results["at"].items()}
 

@@ -103,6 +103,9 @@ class Recall(Evaluation, tag="recall"):
         chance = 1 / self.task(subject).values
         return {"grid": rows, "chance": chance, "sequences": self.sequences, "filler": self.filler}
 
+    def prompt_lengths(self, subject: Subject) -> tuple[int, ...]:
+        return tuple(sorted({length for length, _ in self.grid}))
+
     def scores(self, results: dict[str, Any]) -> dict[str, float]:
         grid = results["grid"]
         return {self._score(row["length"], row["pairs"]): row["accuracy"] for row in grid}

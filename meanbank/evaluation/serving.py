@@ -7,9 +7,10 @@ from collections.abc import Sequence
 from typing import Any, ClassVar
 
 import torch
-from transformers import Cache
+from torch import Tensor
+from transformers import Cache, PreTrainedModel
 
-from meanbank.core.progress import progress
+from meanbank.core.progress import Report, progress
 from meanbank.evaluation.base import Evaluation, Record, Sample, Subject
 from meanbank.model import MeanbankCache
 
@@ -49,20 +50,10 @@ class Serving(Evaluation, tag="serving"):
     def _serve(self, subject: Subject, context: int) -> Record:
         model: Any = subject.model
         steps = WARM_UP + self.tokens
-        generator = torch.Generator().manual_seed(self.seed)
-        vocabulary, shape = model.config.vocab_size, (1, context + steps)
-        ids = torch.randint(vocabulary, shape, generator=generator).to(model.device)
-        cache: Any = None
+        ids = random_tokens(model, context + steps, self.seed)
         times = []
         with progress(self.title, context + steps) as report:
-            began = time.perf_counter()
-            for start in range(0, context, PREFILL_CHUNK):
-                part = ids[:, start : min(start + PREFILL_CHUNK, context)]
-                output = model(input_ids=part, cache=cache, use_cache=True, logits_to_keep=1)
-                cache = output.cache
-                output.logits[0, -1].argmax().item()  # waits for the device
-                report(part.shape[1])
-            prefill = time.perf_counter() - began
+            cache, prefill = read(model, ids[:, :context], report)
             for index in range(context, context + steps):
                 began = time.perf_counter()
                 output = model(input_ids=ids[:, index : index + 1], cache=cache, use_cache=True)
@@ -89,6 +80,37 @@ class Serving(Evaluation, tag="serving"):
             found[f"{self.title}:decode@{row['tokens']}"] = row["decode_tokens_per_second"]
             found[f"{self.title}:bytes@{row['tokens']}"] = row["bytes"]
         return found
+
+
+@torch.inference_mode()
+def cost_at(model: PreTrainedModel, length: int) -> dict[str, Any]:
+    """Bytes that a cache holds after so many random tokens, and tokens a second of reading them."""
+    cache, seconds = read(model, random_tokens(model, length, seed=0))
+    return {
+        "tokens": length,
+        "bytes": held_bytes(cache),
+        "prefill_tokens_per_second": length / seconds,
+    }
+
+
+def random_tokens(model: PreTrainedModel, count: int, seed: int) -> Tensor:
+    """(1, count) on the model's device."""
+    generator = torch.Generator().manual_seed(seed)
+    ids = torch.randint(model.config.vocab_size, (1, count), generator=generator)
+    return ids.to(model.device)
+
+
+def read(
+    model: Any, ids: Tensor, report: Report = lambda amount, note="": None
+) -> tuple[Any, float]:
+    """The cache after ids (1, T), read 2,048 at a time, and the seconds that took."""
+    cache, began = None, time.perf_counter()
+    for part in ids.split(PREFILL_CHUNK, dim=1):
+        output = model(input_ids=part, cache=cache, use_cache=True, logits_to_keep=1)
+        cache = output.cache
+        output.logits[0, -1].argmax().item()  # waits for the device
+        report(part.shape[1])
+    return cache, time.perf_counter() - began
 
 
 def held_bytes(cache: Cache) -> int:

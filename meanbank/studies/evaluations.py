@@ -17,6 +17,7 @@ from meanbank.core.tensor_file import tensor_bytes
 from meanbank.data import Corpus, DataConfig, load_tokenizer, prepare_corpus
 from meanbank.data.tokenizer import HUB
 from meanbank.evaluation import Evaluation, Subject, run_evaluation
+from meanbank.evaluation.serving import cost_at
 from meanbank.model import MeanbankForCausalLM
 from meanbank.model.fingerprint import model_fingerprint
 from meanbank.training import LoadedRun, load_run
@@ -194,8 +195,10 @@ def evaluate(
 ) -> Iterator[dict[str, Any]]:
     """Run evaluations one after another; each result is written to its file and yielded.
 
-    Records of single samples are in TITLE.records.jsonl while an evaluation runs, so that it can
-    be taken up again, and afterwards where `keep_records` says so.
+    Where scores are by length, `costs` tells what a context of each length costs: the bytes that
+    are held after it, and tokens a second of reading it (whatever runs beside; the task `serving`
+    measures with care). Records of single samples are in TITLE.records.jsonl while an evaluation
+    runs, so that it can be taken up again, and afterwards where `keep_records` says so.
     """
     subject = evaluated.subject
     for evaluation in evaluations:
@@ -216,6 +219,7 @@ def evaluate(
             "bos_policy": subject.bos_policy,
             "prompt_hash": outcome.prompt_hash,
             "seconds": round(time.monotonic() - started, 3),
+            "costs": [cost_at(subject.model, n) for n in evaluation.prompt_lengths(subject)],
             "scores": outcome.scores,
             "results": outcome.results,
         }

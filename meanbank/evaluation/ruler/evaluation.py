@@ -148,6 +148,9 @@ class Ruler(Evaluation, tag="ruler"):
             "documents": {name: _origin(library) for name, library in self._libraries.items()},
         }
 
+    def prompt_lengths(self, subject: Subject) -> tuple[int, ...]:
+        return self.lengths
+
     def scores(self, results: dict[str, Any]) -> dict[str, float]:
         each = {
             f"{self.title}:{row['task']}@{row['length']}": row["score"] for row in results["rows"]
