@@ -18,6 +18,7 @@ from meanbank.cli.context import build_context, show_context
 from meanbank.cli.evaluate import evaluate
 from meanbank.cli.generate import generate
 from meanbank.cli.plan import plan
+from meanbank.cli.prepare import prepare
 from meanbank.cli.train import train
 from meanbank.core.errors import one_line
 
@@ -41,6 +42,7 @@ def _group(description: str, verbs: dict[str, Callable[..., int]]) -> Callable[.
 
 
 VERBS = {
+    "prepare": prepare,
     "train": train,
     "evaluate": evaluate,
     "generate": generate,

@@ -106,6 +106,11 @@ def _plain(tokenizer: Tokenizer) -> Tokenizer:
     return tokenizer
 
 
+def tokenizer_of_text(text: str) -> Tokenizer:
+    """The tokenizer that `to_str` gave as text, set up as `load_tokenizer` does."""
+    return _plain(Tokenizer.from_str(text))
+
+
 def encode_texts(tokenizer: Tokenizer, texts: list[str]) -> list[list[int]]:
     """Token ids of every text, without any special token added."""
     # The fast variant leaves out character offsets, most of an encoding's memory.
