@@ -4,7 +4,6 @@ import contextlib
 import hashlib
 import os
 import shutil
-import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -111,7 +110,8 @@ def _alone(folder: Path) -> Iterator[None]:
 
 def _remove(folder: Path) -> None:
     # Renamed first: nobody may see a folder that is half removed.
-    grave = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
-    with contextlib.suppress(OSError):
-        folder.rename(grave / "old")
+    grave = folder.with_name(f".{folder.name}.old")
     shutil.rmtree(grave, ignore_errors=True)
+    if folder.exists():
+        folder.rename(grave)
+        shutil.rmtree(grave, ignore_errors=True)

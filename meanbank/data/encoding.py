@@ -2,19 +2,20 @@
 
 import contextlib
 import itertools
-import multiprocessing
 import os
-import signal
+import subprocess
+import sys
 from collections import deque
 from collections.abc import Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from multiprocessing.connection import Connection
+from multiprocessing.connection import Connection, Pipe
 
 import numpy as np
 from tokenizers import Tokenizer
 
+from meanbank.data import encoder
+from meanbank.data.encoder import encode_to_bytes
 from meanbank.data.readers import Document
-from meanbank.data.tokenizer import encode_texts, tokenizer_of_text
 
 WORKERS = "MEANBANK_WORKERS"
 PIECE_CHARACTERS = 1_000_000
@@ -96,17 +97,17 @@ def encode_pieces(
         results = _encode_aside(batches, tokenizer, workers)
     with contextlib.closing(results):
         for pieces, encoded in results:
-            yield from zip(pieces, encoded, strict=True)
+            for piece, data in zip(pieces, encoded, strict=True):
+                yield piece, np.frombuffer(data, np.uint32)
 
 
-def _encode(tokenizer: Tokenizer, pieces: Sequence[Piece]) -> list[np.ndarray]:
-    texts = [piece.text for piece in pieces]
-    return [np.asarray(ids, dtype=np.uint32) for ids in encode_texts(tokenizer, texts)]
+def _encode(tokenizer: Tokenizer, pieces: Sequence[Piece]) -> list[bytes]:
+    return encode_to_bytes(tokenizer, [piece.text for piece in pieces])
 
 
 def _encode_aside(
     batches: Iterator[list[Piece]], tokenizer: Tokenizer, workers: int
-) -> Generator[tuple[list[Piece], list[np.ndarray]], None, None]:
+) -> Generator[tuple[list[Piece], list[bytes]], None, None]:
     """A batch a worker at a time, by turns: whoever is sent text is waiting for it."""
     waiting: deque[tuple[list[Piece], Connection]] = deque()
     with _processes(tokenizer, workers) as connections:
@@ -115,7 +116,7 @@ def _encode_aside(
             done = _received(*waiting.popleft()) if len(waiting) == workers else None
             connection = next(turns)
             with _death_told():
-                connection.send(pieces)
+                connection.send([piece.text for piece in pieces])
             waiting.append((pieces, connection))
             if done is not None:
                 yield done
@@ -123,7 +124,7 @@ def _encode_aside(
             yield _received(*waiting.popleft())
 
 
-def _received(pieces: list[Piece], connection: Connection) -> tuple[list[Piece], list[np.ndarray]]:
+def _received(pieces: list[Piece], connection: Connection) -> tuple[list[Piece], list[bytes]]:
     with _death_told():
         return pieces, connection.recv()
 
@@ -134,38 +135,35 @@ def _death_told() -> Iterator[None]:
         yield
     except (EOFError, OSError) as error:
         raise ValueError(
-            "a process that encodes text has stopped: use fewer workers if memory was short; a "
-            "script of your own starts them below `if __name__ == '__main__':` only"
+            "a process that encodes text has stopped: use fewer workers if memory was short"
         ) from error
 
 
 @contextlib.contextmanager
 def _processes(tokenizer: Tokenizer, workers: int) -> Iterator[list[Connection]]:
-    # Spawned: a fork of a process with threads may hang. Each ends when its connection does, so
-    # none is left behind when this process is killed.
-    context = multiprocessing.get_context("spawn")
+    """Connections to so many processes, which end when their connection does.
+
+    So none is left behind when this process is killed. They are in a group of their own: Ctrl-C is
+    for the process that sends.
+    """
     started, connections = [], []
+    alone = {**os.environ, "TOKENIZERS_PARALLELISM": "false"}
     try:
         for _ in range(workers):
-            ours, theirs = context.Pipe()
-            process = context.Process(target=_serve, args=(theirs, tokenizer.to_str()), daemon=True)
-            process.start()
-            theirs.close()
-            started.append(process)
+            ours, theirs = Pipe()
             connections.append(ours)
+            with theirs:
+                # -P: modules beside the script are not to be found by their bare names
+                command = [sys.executable, "-P", encoder.__file__, str(theirs.fileno())]
+                process = subprocess.Popen(
+                    command, pass_fds=[theirs.fileno()], env=alone, process_group=0
+                )
+            started.append(process)
+            with _death_told():
+                ours.send(tokenizer.to_str())
         yield connections
     finally:
         for connection in connections:
             connection.close()
         for process in started:
-            process.join()
-
-
-def _serve(connection: Connection, tokenizer: str) -> None:
-    """What a worker does: batches to token ids, until nobody sends any more."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the process that sends
-    os.environ["TOKENIZERS_PARALLELISM"] = "false"
-    own = tokenizer_of_text(tokenizer)
-    with contextlib.suppress(EOFError, OSError):
-        while True:
-            connection.send(_encode(own, connection.recv()))
+            process.wait()

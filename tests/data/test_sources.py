@@ -190,7 +190,7 @@ def test_a_data_set_is_read_as_a_stream(tmp_path: Path, monkeypatch: pytest.Monk
     assert source.fingerprint() != open_source(f"hf:{folder}:test").fingerprint()
     write_rows(folder / "train-00001.parquet", text=["other"], label=[3])
     assert source.fingerprint() != open_source(f"hf:{folder}").fingerprint()
-    with pytest.raises(ValueError, match="cannot load the data set .*nothing"):
+    with pytest.raises(ValueError, match=r"cannot load the data set .*nothing"):
         open_source(f"hf:{folder}:nothing")
 
 
@@ -233,7 +233,7 @@ def test_a_data_set_that_cannot_be_reached(monkeypatch: pytest.MonkeyPatch):
     reached = open_source("hf:x")
     documents = reached.documents()
     assert next(documents) == Document("train:0", "a")
-    with pytest.raises(ValueError, match="cannot be read after row 1, .*: connection lost"):
+    with pytest.raises(ValueError, match=r"cannot be read after row 1, .*: connection lost"):
         next(documents)
     monkeypatch.setattr(datasets, "load_dataset_builder", fail)
     known = open_source("hf:x")  # as it was
