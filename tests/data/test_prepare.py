@@ -268,3 +268,32 @@ def test_too_few_documents(tmp_path: Path):
 def test_recall_has_no_corpus():
     with pytest.raises(ValueError, match="use RecallBatches"):
         prepare_corpus(DataConfig(source="recall"))
+
+
+def test_a_stream_is_read_as_far_as_wanted_and_opens_without_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    pyarrow = pytest.importorskip("pyarrow", reason="pip install 'meanbank[data]'")
+    datasets = pytest.importorskip("datasets", reason="pip install 'meanbank[data]'")
+    parquet = pytest.importorskip("pyarrow.parquet")
+    (tmp_path / "set").mkdir()
+    for number in range(3):
+        rows = {"text": [f"some words {number} {row}" for row in range(20)]}
+        parquet.write_table(pyarrow.table(rows), tmp_path / "set" / f"train-{number}.parquet")
+    settings = {"source": f"hf:{tmp_path}/set", "vocab_size": 280, "held_out_fraction": 0.5}
+    some = prepare_corpus(DataConfig(**settings, max_documents=30))
+    assert sorted(texts(some, "train") + texts(some, "held_out")) == sorted(
+        f"some words {row // 20} {row % 20}" for row in range(30)
+    )
+    assert some.description["revision"]
+    assert some.description["max_documents"] == 30
+    assert some.fingerprint != prepare_corpus(DataConfig(**settings)).fingerprint
+
+    def fail(name: str):
+        raise ConnectionError("no network")
+
+    monkeypatch.setattr(datasets, "load_dataset_builder", fail)
+    again = prepare_corpus(DataConfig(**settings, max_documents=30))
+    assert again.description == some.description
+    with pytest.raises(ValueError, match="cannot be reached"):
+        prepare_corpus(DataConfig(**settings, max_documents=29))
