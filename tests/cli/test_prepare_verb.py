@@ -59,7 +59,7 @@ def test_a_run_on_a_mixture_of_documents(config_file, corpus, tmp_path, capsys):
         {"source": f"files:{tmp_path}/more/*.txt", "weight": 0.3},
     ]
     settings["data"] |= {"pack": "document", "held_out_fraction": 0.3}
-    settings["training"] = {"steps": 1}
+    settings["training"] = {"steps": 1, "evaluation_tokens": 64}
     path = tmp_path / "mixture.yaml"
     path.write_text(yaml.safe_dump(settings))
     out = tmp_path / "run"
