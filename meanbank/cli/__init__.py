@@ -19,6 +19,7 @@ from meanbank.cli.evaluate import evaluate
 from meanbank.cli.generate import generate
 from meanbank.cli.plan import plan
 from meanbank.cli.plot import plot_mask, plot_memory
+from meanbank.cli.prepare import prepare
 from meanbank.cli.study import STUDY
 from meanbank.cli.train import train
 from meanbank.core.errors import one_line
@@ -44,6 +45,7 @@ def _group(description: str, verbs: dict[str, Callable[..., int]]) -> Callable[.
 
 
 VERBS = {
+    "prepare": prepare,
     "train": train,
     "evaluate": evaluate,
     "generate": generate,

@@ -13,11 +13,12 @@ _running: list[str] = []  # titles of the steps at hand
 
 
 @contextmanager
-def progress(title: str, total: int, *, done: int = 0) -> Iterator[Report]:
+def progress(title: str, total: int | None, *, done: int = 0) -> Iterator[Report]:
     """Yield `report(amount, note="")`, which says that `amount` more of `total` is done.
 
-    done: what an earlier run had finished; the time left is estimated without it. A step inside
-    another one is silent: two bars would write over each other.
+    total: None where nobody knows it beforehand; then only the notes tell. done: what an earlier
+    run had finished; the time left is estimated without it. A step inside another one is silent:
+    two bars would write over each other.
     """
     if _running:
         yield lambda amount, note="": None
@@ -29,7 +30,7 @@ def progress(title: str, total: int, *, done: int = 0) -> Iterator[Report]:
         _running.clear()
 
 
-def _bar(title: str, total: int, done: int) -> Iterator[Report]:
+def _bar(title: str, total: int | None, done: int) -> Iterator[Report]:
     from rich import progress as rich_progress
     from rich.console import Console
 
@@ -49,7 +50,7 @@ def _bar(title: str, total: int, done: int) -> Iterator[Report]:
         yield report
 
 
-def _lines(title: str, total: int, done: int) -> Iterator[Report]:
+def _lines(title: str, total: int | None, done: int) -> Iterator[Report]:
     started = last_line = time.monotonic()
     first = done
 
@@ -57,11 +58,14 @@ def _lines(title: str, total: int, done: int) -> Iterator[Report]:
         nonlocal last_line, done
         done += amount
         now = time.monotonic()
-        if now - last_line < SECONDS_BETWEEN_LINES or done >= total:
+        if now - last_line < SECONDS_BETWEEN_LINES or (total is not None and done >= total):
             return
         last_line = now
-        left = (now - started) * (total - done) / (done - first) if done > first else None
-        parts = [f"{100 * done // max(total, 1)} %", left and f"{left:.0f} s left", note]
+        parts = [note]
+        if total is not None:
+            rate = (done - first) / (now - started)
+            left = f"{(total - done) / rate:.0f} s left" if rate > 0 else ""
+            parts = [f"{100 * done // max(total, 1)} %", left, note]
         print(f"{title}: {', '.join(p for p in parts if p)}", file=sys.stderr, flush=True)
 
     yield report

@@ -1,11 +1,13 @@
 """The contract between data and training, and batches of text windows."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 
 from meanbank.data.packed import PackedTokens
+from meanbank.data.windows import WINDOWS, Pack, Turns
 
 IGNORED = -100
 
@@ -23,6 +25,14 @@ class Batch:
     labels: torch.Tensor
     document_ids: torch.Tensor | None = None
 
+    def rows(self, first: int, count: int) -> "Batch":
+        """`count` rows from row `first` on."""
+        here = slice(first, first + count)
+        documents = None if self.document_ids is None else self.document_ids[here]
+        return Batch(
+            input_ids=self.input_ids[here], labels=self.labels[here], document_ids=documents
+        )
+
     def to(self, device: torch.device | str) -> "Batch":
         """The same batch on another device."""
         documents = None if self.document_ids is None else self.document_ids.to(device)
@@ -33,6 +43,14 @@ class Batch:
         )
 
 
+def check_rows(step: int, first: int, count: int, batch_size: int) -> None:
+    """Raises ValueError unless a step's batch of `batch_size` rows has these rows."""
+    if step < 0:
+        raise ValueError(f"steps count from 0, got {step}")
+    if first < 0 or count < 1 or first + count > batch_size:
+        raise ValueError(f"a batch of {batch_size} rows has no {count} rows from row {first} on")
+
+
 def document_ids(input_ids: torch.Tensor, end_of_text_id: int) -> torch.Tensor:
     """Documents of rows (B, T), counted from 0; an end of text belongs to what it ends."""
     ends = (input_ids == end_of_text_id).long()
@@ -40,69 +58,59 @@ def document_ids(input_ids: torch.Tensor, end_of_text_id: int) -> torch.Tensor:
 
 
 class TextBatches:
-    """Windows of `sequence_length` + 1 tokens of a packed stream, a pure function of the step.
+    """Windows of `sequence_length` + 1 tokens of packed tokens, a pure function of the step.
 
-    The stream is read as a ring, so the end of the last document is followed by the first one. An
-    epoch cuts it at a random offset into windows whose inputs do not overlap (less than one window
-    is left out) and visits them in a random order; offset and order depend on `seed` and the
-    epoch only. A batch may cross epochs. With `isolate`, documents of a window do not see each
-    other.
+    `packed`: one source, or several, of which windows come in turns, `turns[i]` of source i in a
+    cycle. The windows are those of `RingWindows` or, with pack "document", of `DocumentWindows`: an
+    epoch of a source visits its windows in a random order. A batch may cross epochs. With pack
+    "isolate", documents of a window do not see each other.
 
-    Raises ValueError when the stream has fewer than `sequence_length` + 1 tokens.
+    Raises ValueError when a source has no window.
     """
 
     def __init__(
         self,
-        packed: PackedTokens,
+        packed: PackedTokens | Sequence[PackedTokens],
         *,
         sequence_length: int,
         batch_size: int,
         seed: int,
         end_of_text_id: int,
-        isolate: bool = False,
+        pack: Pack = "stream",
+        turns: Sequence[int] = (1,),
     ):
-        if len(packed.tokens) < sequence_length + 1:
-            raise ValueError(
-                f"the split has {len(packed.tokens)} tokens, a window needs {sequence_length + 1}: "
-                "use more text or a smaller data.sequence_length"
-            )
-        self.windows_per_epoch = len(packed.tokens) // sequence_length
-        self._tokens = packed.tokens
-        self._sequence_length = sequence_length
-        self._batch_size = batch_size
-        self._seed = seed
+        sources = [packed] if isinstance(packed, PackedTokens) else packed
+        if len(sources) != len(turns):
+            raise ValueError(f"{len(sources)} sources need as many turns, got {list(turns)}")
+        self.windows = [
+            WINDOWS[pack](source, length=sequence_length, seed=seed, number=number)
+            for number, source in enumerate(sources)
+        ]
+        self.batch_size = batch_size
+        self._length = sequence_length
+        self._turns = Turns(turns, seed)
         self._end = end_of_text_id
-        self._isolate = isolate
-        self._epoch = -1
-        self._epoch_starts = np.empty(0, dtype=np.int64)
+        self._isolate = pack == "isolate"
 
     def batch(self, step: int) -> Batch:
         """The batch of this step, counted from 0: (batch_size, sequence_length)."""
-        if step < 0:
-            raise ValueError(f"steps count from 0, got {step}")
-        starts = self.window_starts(step)
-        positions = starts[:, None] + np.arange(self._sequence_length + 1)
-        rows = self._tokens[positions % len(self._tokens)].astype(np.int64)
+        return self.rows(step, 0, self.batch_size)
+
+    def rows(self, step: int, first: int, count: int) -> Batch:
+        """`count` rows of the batch of this step, from row `first` on; the others are not read.
+
+        So ranks and accumulated parts of a step make what belongs to them, of the same batch.
+        """
+        check_rows(step, first, count, self.batch_size)
+        start = step * self.batch_size + first
+        sources, numbers = self._turns(np.arange(start, start + count, dtype=np.int64))
+        rows = np.empty((count, self._length + 1), dtype=np.int64)
+        for source in np.unique(sources):
+            here = sources == source
+            rows[here] = self.windows[source].tokens(numbers[here])
         inputs, labels = rows[:, :-1], rows[:, 1:].copy()
         # Nothing in the past tells what the next document is about.
         labels[inputs == self._end] = IGNORED
         input_ids = torch.from_numpy(inputs.copy())
         documents = document_ids(input_ids, self._end) if self._isolate else None
         return Batch(input_ids=input_ids, labels=torch.from_numpy(labels), document_ids=documents)
-
-    def window_starts(self, step: int) -> np.ndarray:
-        """First position of each window of a step's batch: (batch_size,) int64."""
-        first = step * self._batch_size
-        windows = range(first, first + self._batch_size)
-        places = [divmod(window, self.windows_per_epoch) for window in windows]
-        return np.array([self._starts(epoch)[place] for epoch, place in places], dtype=np.int64)
-
-    def _starts(self, epoch: int) -> np.ndarray:
-        # Only a cache: the permutation of one epoch, made again after a jump.
-        if epoch != self._epoch:
-            generator = np.random.default_rng((self._seed, epoch))
-            offset = generator.integers(len(self._tokens))
-            order = generator.permutation(self.windows_per_epoch)
-            self._epoch_starts = (offset + order * self._sequence_length) % len(self._tokens)
-            self._epoch = epoch
-        return self._epoch_starts

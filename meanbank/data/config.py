@@ -1,49 +1,84 @@
-"""What a run reads: the source, its tokenizer, its split and the shape of a batch."""
+"""What a run reads: its sources, their tokenizer and split, and the shape of a batch."""
 
+import dataclasses
+import math
 from dataclasses import dataclass
-from typing import Literal
+from fractions import Fraction
+from pathlib import Path
 
 from meanbank.data.recall import RecallConfig
-from meanbank.data.sources import RECALL, check_spec
+from meanbank.data.sources import RECALL, anchored_spec, check_spec
 from meanbank.data.tokenizer import HUB, SMALLEST_VOCABULARY
+from meanbank.data.windows import Pack
 
 TRAINED_VOCABULARY = 4096
+LONGEST_CYCLE = 10_000
+
+
+@dataclass(frozen=True, kw_only=True)
+class WeightedSource:
+    """One of several sources: a source, see `open_source`, and its share of the training tokens.
+
+    `weight`: relative to the weights of the others.
+    """
+
+    source: str
+    weight: float = 1.0
+
+    def __post_init__(self) -> None:
+        check_spec(self.source)
+        if self.source == RECALL:
+            raise ValueError("the source 'recall' cannot be mixed with others")
+        if not 0 < self.weight < math.inf:
+            raise ValueError(f"a weight must be positive, got {self.weight} for {self.source!r}")
 
 
 @dataclass(frozen=True, kw_only=True)
 class DataConfig:
     """Data of one run.
 
-    `source`: see `open_source`, or `recall` for associative recall.
+    `source`: see `open_source`, or `recall` for associative recall; or several sources, each with
+    its weight (`WeightedSource`). Of several, training draws windows in proportion to the weights,
+    each source has its own epochs and its own split, and one tokenizer is for all of them.
     `tokenizer`: a `tokenizer.json`, a folder with one, or `hf:NAME` of the Hugging Face hub; None
-    trains a byte-level BPE of `vocab_size` on the training split.
+    trains a byte-level BPE of `vocab_size` on the training split, of several sources in proportion
+    to the weights. With a tokenizer that is named, a source is read once only.
     `vocab_size`: tokens of the BPE that is trained (4096 unless given), or what the named
     tokenizer must have (None: whatever it has).
     `pad_vocab_to`: the model's vocabulary is rounded up to a multiple of it; no token has the ids
     that are added.
     `held_out_fraction`: the expected share of the documents held out, chosen by `split_seed`.
+    `min_document_tokens`: shorter documents are left out, of both splits; the end-of-text token
+    counts.
+    `max_documents`, `max_tokens`: of each source, both splits together; reading stops with the
+    document that reaches one of them, which is kept whole. So a part of a huge set is enough.
     `sequence_length`: tokens a row; `batch_size`: rows a batch.
-    `pack`: whether the documents of a window see those before them ("stream") or only themselves
-    ("isolate"), in training and in held-out evaluations.
+    `pack`: what a row holds. "stream": a window of the stream of documents, which see those before
+    them. "isolate": the same windows, but a document sees only itself. "document": a piece of one
+    document; what is shorter than a row, or is left at a document's ends, is in no row of that
+    epoch. In held-out evaluations a document sees those before it with "stream" only.
     `recall`: settings of the source `recall`, whose lengths come from its curriculum; filled
     in with the defaults there, None for every other source.
 
     Raises ValueError for a setting out of range.
     """
 
-    source: str = "stdlib"
+    source: tuple[WeightedSource, ...] | str = "stdlib"
     tokenizer: str | None = None
     vocab_size: int | None = None
     pad_vocab_to: int = 1
     held_out_fraction: float = 0.1
     split_seed: int = 0
+    min_document_tokens: int | None = None
+    max_documents: int | None = None
+    max_tokens: int | None = None
     sequence_length: int = 512
     batch_size: int = 8
-    pack: Literal["stream", "isolate"] = "stream"
+    pack: Pack = "stream"
     recall: RecallConfig | None = None
 
     def __post_init__(self) -> None:
-        check_spec(self.source)
+        self._check_sources()
         smallest = 1
         if self.tokenizer is None:
             smallest = SMALLEST_VOCABULARY
@@ -62,12 +97,62 @@ class DataConfig:
         for name in ("sequence_length", "batch_size", "pad_vocab_to"):
             if getattr(self, name) < 1:
                 raise ValueError(f"data.{name} must be at least 1, got {getattr(self, name)}")
+        for name, least in (("min_document_tokens", 2), ("max_documents", 2), ("max_tokens", 1)):
+            value = getattr(self, name)
+            if value is not None and value < least:
+                raise ValueError(f"data.{name} must be at least {least}, got {value}")
         if self.source == RECALL and self.recall is None:
             object.__setattr__(self, "recall", RecallConfig())
         if self.source != RECALL and self.recall is not None:
             raise ValueError(
                 f"data.recall is for the source 'recall' only, the source is {self.source!r}"
             )
+
+    def _check_sources(self) -> None:
+        if isinstance(self.source, str):
+            return check_spec(self.source)
+        names = [share.source for share in self.source]
+        if not names:
+            raise ValueError("data.source must name at least one source")
+        twice = sorted({name for name in names if names.count(name) > 1})
+        if twice:
+            raise ValueError(f"data.source names {twice[0]!r} more than once")
+        if sum(self.turns()) > LONGEST_CYCLE:
+            weights = ", ".join(str(share.weight) for share in self.source)
+            raise ValueError(
+                f"the weights of data.source ({weights}) need a cycle of {sum(self.turns())} "
+                f"windows to come out, at most {LONGEST_CYCLE} are allowed: round them, for "
+                "example to three digits"
+            )
+
+    @property
+    def sources(self) -> tuple[WeightedSource, ...]:
+        """All sources with their weights, also where there is one."""
+        if isinstance(self.source, str):
+            return (WeightedSource(source=self.source),)
+        return self.source
+
+    def turns(self) -> tuple[int, ...]:
+        """Windows of each source in the smallest cycle in which the weights come out exactly."""
+        weights = [Fraction(str(share.weight)) for share in self.sources]
+        whole = math.lcm(*(weight.denominator for weight in weights))
+        counts = [int(weight * whole) for weight in weights]
+        return tuple(count // math.gcd(*counts) for count in counts)
+
+    def anchored(self, folder: Path) -> "DataConfig":
+        """The same, with files named from `folder` on, so that it holds in any folder."""
+        if isinstance(self.source, str):
+            return dataclasses.replace(self, source=anchored_spec(self.source, folder))
+        sources = tuple(
+            dataclasses.replace(share, source=anchored_spec(share.source, folder))
+            for share in self.source
+        )
+        return dataclasses.replace(self, source=sources)
+
+    @property
+    def isolated(self) -> bool:
+        """Whether a document sees only itself."""
+        return self.pack != "stream"
 
     def padded(self, vocab_size: int) -> int:
         """A vocabulary rounded up to a multiple of `pad_vocab_to`."""

@@ -1,9 +1,9 @@
-"""From a source to two packed splits and a tokenizer, built once into the cache."""
+"""From sources to packed splits and a tokenizer, built once into the cache."""
 
+import dataclasses
 import hashlib
-import heapq
 import json
-from collections.abc import Iterator
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,33 +11,55 @@ from typing import Any
 import numpy as np
 from tokenizers import Tokenizer
 
-from meanbank.core.progress import progress
+from meanbank.core.files import read_json
+from meanbank.data.building import SIDES, build_corpus, capped_documents, trained_tokenizer
 from meanbank.data.cache import build_once, cache_root
 from meanbank.data.config import DataConfig
-from meanbank.data.packed import PackedTokens, PackedWriter
-from meanbank.data.sources import RECALL, Document, Source, open_source
+from meanbank.data.encoding import chosen_workers
+from meanbank.data.packed import PackedTokens
+from meanbank.data.sources import RECALL, Source, open_source
+from meanbank.data.split import Split, survey
 from meanbank.data.tokenizer import (
     SAMPLE_BYTES,
-    encode_texts,
     end_of_text_id,
     load_tokenizer,
     token_bytes,
     tokenizer_digest,
-    train_tokenizer,
 )
+from meanbank.data.windows import left_out
 
-# Raise it whenever the same settings would give other files.
+# Of the content: raise it whenever the same settings would give other tokens.
 _FORMAT = 1
-_PIECE_CHARACTERS = 1_000_000
+# Of the files: raise it whenever the same tokens would lie in other files.
+_LAYOUT = 2
+
+
+@dataclass(frozen=True, kw_only=True)
+class Part:
+    """One source of a corpus.
+
+    `name`: as in the settings. `turns`: how many windows of a cycle come from it. `folder`: where
+    it lies. `encoded`: tokens that preparing it has encoded just now; 0 where it lay there.
+    """
+
+    name: str
+    turns: int
+    train: PackedTokens
+    held_out: PackedTokens
+    fingerprint: str
+    description: dict[str, Any]
+    folder: Path
+    encoded: int
 
 
 @dataclass(frozen=True, kw_only=True)
 class Corpus:
-    """A prepared source.
+    """A prepared source, or several.
 
-    `token_bytes`: (vocabulary,) int64, see `meanbank.data.token_bytes`. `fingerprint`: of
-    the source, the tokenizer's settings and the split. `description`: JSON values to write
-    beside every result.
+    `train`, `held_out`: of all sources, one after the other; `parts` has each by itself.
+    `token_bytes`: (vocabulary,) int64, see `meanbank.data.token_bytes`. `fingerprint`: of the
+    sources, the tokenizer's settings and the split. `description`: JSON values to write beside
+    every result; what settings leave out of the sources is counted there.
     """
 
     train: PackedTokens
@@ -47,38 +69,33 @@ class Corpus:
     end_of_text_id: int
     fingerprint: str
     description: dict[str, Any]
+    parts: tuple[Part, ...] = ()
 
     @property
     def vocab_size(self) -> int:
         """Rows that an embedding needs: the largest id + 1."""
         return len(self.token_bytes)
 
-
-@dataclass(frozen=True, kw_only=True)
-class Split:
-    """Which documents are held out: those whose draw, a hash of seed and name, is below `cut`.
-
-    So a document keeps its side whatever the order and whatever is added to the corpus.
-    """
-
-    seed: int
-    cut: float
-
-    def draw(self, name: str) -> float:
-        """A number in [0, 1) that depends on the seed and the document's name only."""
-        return _draw(f"split:{self.seed}:{name}")
-
-    def is_held_out(self, name: str) -> bool:
-        """The side of a document."""
-        return self.draw(name) < self.cut
+    def only(self, part: Part) -> "Corpus":
+        """The corpus of one of its parts, with the same tokenizer."""
+        return dataclasses.replace(
+            self,
+            train=part.train,
+            held_out=part.held_out,
+            fingerprint=part.fingerprint,
+            description=part.description,
+            parts=(part,),
+        )
 
 
-def prepare_corpus(config: DataConfig) -> Corpus:
+def prepare_corpus(config: DataConfig, *, workers: int | None = None) -> Corpus:
     """Opens the prepared corpus of `config`, after building it in the cache if need be.
 
-    The folder is `MEANBANK_CACHE` (or `~/.cache/meanbank`) / `corpora` / fingerprint.
-    Documents are split by a hash of seed and name. The tokenizer, unless one is named, is trained
-    on 8 MB of whole documents of the training split, chosen by hash as well.
+    Each source lies in `MEANBANK_CACHE` (or `~/.cache/meanbank`) / `corpora`, under its
+    fingerprint. Documents are split by a hash of seed and name. The tokenizer, unless one is named,
+    is trained on 8 MB of whole documents of the training splits, chosen by hash as well. `workers`:
+    processes that encode, by default `MEANBANK_WORKERS` or this one only; the result is the same.
+    An interrupted build goes on where it was.
 
     Raises ValueError for an unknown, unreadable or empty source, for fewer than two documents, and
     for a tokenizer that is missing, not a byte-level BPE or not of `vocab_size`; ImportError for a
@@ -86,69 +103,140 @@ def prepare_corpus(config: DataConfig) -> Corpus:
     """
     if config.source == RECALL:
         raise ValueError("the source 'recall' has no corpus to prepare: use RecallBatches")
+    workers = chosen_workers(workers)
     named = _named_tokenizer(config)  # before a source is opened, which may be large
-    source = open_source(config.source)
-    fingerprint = _fingerprint(source, config)
-    folder = cache_root() / "corpora" / fingerprint[:32]
-    build_once(folder, lambda aside: _build(aside, source, config, named))
-    tokenizer = load_tokenizer(folder)
-    built = json.loads((folder / "corpus.json").read_text(encoding="utf-8"))
+    sources = [open_source(share.source) for share in config.sources]
+    if len(sources) > 1 and named is None:
+        path = _common_tokenizer(sources, config)
+        config = dataclasses.replace(config, tokenizer=str(path), vocab_size=None)
+        trained, named = True, load_tokenizer(path)
+    else:
+        trained = config.tokenizer is None
+    parts = tuple(
+        _prepare_part(share.source, turns, source, config, named, workers)
+        for share, turns, source in zip(config.sources, config.turns(), sources, strict=True)
+    )
+    told = "byte-level BPE, trained on the training split" if trained else str(config.tokenizer)
+    tokenizer = load_tokenizer(parts[0].folder)
+    fingerprint = _joint_fingerprint(parts)
+    train = PackedTokens.joined([part.train for part in parts])
+    description = _describe(parts, config, told)
+    if config.pack == "document":
+        each = [left_out(part.train, config.sequence_length) for part in parts]
+        description["left_out_of_rows"] = {k: sum(e[k] for e in each) for k in each[0]}
+    _tell_left_out(description)
     return Corpus(
-        train=PackedTokens.open(folder / "train"),
-        held_out=PackedTokens.open(folder / "held_out"),
+        train=train,
+        held_out=PackedTokens.joined([part.held_out for part in parts]),
         tokenizer=tokenizer,
         token_bytes=token_bytes(tokenizer),
         end_of_text_id=end_of_text_id(tokenizer),
         fingerprint=fingerprint,
-        # Not from the cache: equal text may lie elsewhere now.
-        description={**source.describe(), **_describe(config), "fingerprint": fingerprint, **built},
+        description={**description, "fingerprint": fingerprint},
+        parts=parts,
     )
 
 
-def choose_split(source: Source, *, seed: int, held_out_fraction: float) -> tuple[Split, int]:
-    """The split of a source, with at least one document on each side, and the source's bytes.
+def _prepare_part(
+    name: str,
+    turns: int,
+    source: Source,
+    config: DataConfig,
+    named: Tokenizer | None,
+    workers: int,
+) -> Part:
+    fingerprint = _fingerprint(source, config)
+    folder = cache_root() / "corpora" / f"{fingerprint[:32]}-{_LAYOUT}"
+    encoded = 0
 
-    When chance leaves a side empty it gets the document whose draw is nearest.
-    Raises ValueError when the source has fewer than two documents.
-    """
-    split = Split(seed=seed, cut=held_out_fraction)
-    lowest, highest, documents, size = 1.0, 0.0, 0, 0
-    for document in source.documents():
-        draw = split.draw(document.name)
-        lowest, highest = min(lowest, draw), max(highest, draw)
-        documents += 1
-        size += len(document.text.encode("utf-8"))
-    if documents < 2:
-        raise ValueError(
-            f"the source has {documents} documents with text, a split needs at least 2: add files, "
-            "or cut the text into several documents"
-        )
-    if lowest >= split.cut:
-        return Split(seed=seed, cut=float(np.nextafter(lowest, 1))), size
-    return Split(seed=seed, cut=min(split.cut, highest)), size
+    def build(aside: Path) -> None:
+        nonlocal encoded
+        encoded = build_corpus(aside, source, config, named, workers=workers)
+
+    build_once(folder, build)
+    built = read_json(folder / "corpus.json")
+    return Part(
+        name=name,
+        turns=turns,
+        train=PackedTokens.open(folder / "train"),
+        held_out=PackedTokens.open(folder / "held_out"),
+        fingerprint=fingerprint,
+        # Not from the cache: equal text may lie elsewhere now.
+        description={**source.describe(), **built},
+        folder=folder,
+        encoded=encoded,
+    )
+
+
+def _caps(config: DataConfig) -> dict[str, int]:
+    """What leaves out a part of a source, where it is set."""
+    names = ("min_document_tokens", "max_documents", "max_tokens")
+    return {name: value for name in names if (value := getattr(config, name)) is not None}
 
 
 def _fingerprint(source: Source, config: DataConfig) -> str:
-    if config.tokenizer is None:
-        tokenizer = f"bpe:{config.vocab_size}:{SAMPLE_BYTES}"
-    else:
-        tokenizer = tokenizer_digest(config.tokenizer)
-    settings = {
-        "format": _FORMAT,
-        "source": source.fingerprint(),
-        "tokenizer": tokenizer,
-        "held_out_fraction": config.held_out_fraction,
-        "split_seed": config.split_seed,
-    }
+    named = config.tokenizer
+    tokenizer = _bpe(config) if named is None else tokenizer_digest(named)
+    return _digest(
+        {
+            "format": _FORMAT,
+            "source": source.fingerprint(),
+            "tokenizer": tokenizer,
+            "held_out_fraction": config.held_out_fraction,
+            "split_seed": config.split_seed,
+            **_caps(config),
+        }
+    )
+
+
+def _joint_fingerprint(parts: tuple[Part, ...]) -> str:
+    if len(parts) == 1:
+        return parts[0].fingerprint
+    return _digest({"format": _FORMAT, "parts": [[p.fingerprint, p.turns] for p in parts]})
+
+
+def _bpe(config: DataConfig) -> str:
+    return f"bpe:{config.vocab_size}:{SAMPLE_BYTES}"
+
+
+def _digest(settings: dict[str, Any]) -> str:
     return hashlib.sha256(json.dumps(settings, sort_keys=True).encode("utf-8")).hexdigest()
 
 
-def _describe(config: DataConfig) -> dict[str, Any]:
-    return {
-        "tokenizer": config.tokenizer or "byte-level BPE, trained on the training split",
+def _describe(parts: tuple[Part, ...], config: DataConfig, tokenizer: str) -> dict[str, Any]:
+    settings = {
+        "tokenizer": tokenizer,
         "held_out_fraction": config.held_out_fraction,
         "split_seed": config.split_seed,
+        **_caps(config),
     }
+    first = parts[0].description
+    if len(parts) == 1:
+        return {**first, **settings}
+    described = [
+        {"weight": share.weight, **part.description}
+        for share, part in zip(config.sources, parts, strict=True)
+    ]
+    told: dict[str, Any] = {"source": described, **settings}
+    told |= {name: first[name] for name in ("vocab_size", "tokenizer_sha256")}
+    for name in ("documents", "tokens", "bytes"):
+        told[name] = {side: sum(p.description[name][side] for p in parts) for side in SIDES}
+    if (key := "shorter_documents") in first:
+        told[key] = {k: sum(p.description[key][k] for p in parts) for k in first[key]}
+    return told
+
+
+def _tell_left_out(description: dict[str, Any]) -> None:
+    """A line on stderr for what the settings leave out, of what was read."""
+    reasons = {
+        "shorter_documents": "shorter than data.min_document_tokens, left out of both splits",
+        "left_out_of_rows": "in no row of an epoch (data.pack: document)",
+    }
+    for name, reason in reasons.items():
+        if any((found := description.get(name, {})).values()):
+            documents, tokens = found["documents"], found["tokens"]
+            line = f"{reason}: {documents:,} documents, {tokens:,} tokens in all"
+            print(line, file=sys.stderr, flush=True)
 
 
 def _named_tokenizer(config: DataConfig) -> Tokenizer | None:
@@ -166,113 +254,28 @@ def _named_tokenizer(config: DataConfig) -> Tokenizer | None:
     return tokenizer
 
 
-def _build(folder: Path, source: Source, config: DataConfig, named: Tokenizer | None) -> None:
-    split, size = choose_split(
-        source, seed=config.split_seed, held_out_fraction=config.held_out_fraction
+def _common_tokenizer(sources: list[Source], config: DataConfig) -> Path:
+    """The folder of a tokenizer trained on the training splits of all sources, by their weights."""
+    turns = config.turns()
+    fingerprint = _digest(
+        {
+            "format": _FORMAT,
+            "sources": [[s.fingerprint(), t] for s, t in zip(sources, turns, strict=True)],
+            "tokenizer": _bpe(config),
+            "held_out_fraction": config.held_out_fraction,
+            "split_seed": config.split_seed,
+            **_caps(config),
+        }
     )
-    tokenizer = _trained_tokenizer(source, split, config) if named is None else named
-    tokenizer.save(str(folder / "tokenizer.json"))
-    packed = _pack(folder, source, split, tokenizer, size)
-    built = {
-        "vocab_size": len(token_bytes(tokenizer)),
-        "tokenizer_sha256": hashlib.sha256(tokenizer.to_str().encode("utf-8")).hexdigest(),
-        "documents": {side: len(tokens) for side, tokens in packed.items()},
-        "tokens": {side: len(tokens.tokens) for side, tokens in packed.items()},
-    }
-    (folder / "corpus.json").write_text(json.dumps(built, indent=1), encoding="utf-8")
+    folder = cache_root() / "tokenizers" / fingerprint[:32]
 
+    def build(aside: Path) -> None:
+        split = Split(seed=config.split_seed, cut=config.held_out_fraction)
+        sample = []
+        for source, count in zip(sources, turns, strict=True):
+            share = max(1, SAMPLE_BYTES * count // sum(turns))
+            sample += survey(lambda s=source: capped_documents(s, config), split, share).sample
+        trained_tokenizer(sample, config).save(str(aside / "tokenizer.json"))
 
-def _trained_tokenizer(source: Source, split: Split, config: DataConfig) -> Tokenizer:
-    assert config.vocab_size is not None  # the settings fill it in where no tokenizer is named
-    with progress(f"training a tokenizer of {config.vocab_size} tokens", 1) as report:
-        tokenizer = train_tokenizer(_sample(source, split, SAMPLE_BYTES), config.vocab_size)
-        report(1)
-    return tokenizer
-
-
-def _sample(source: Source, split: Split, size: int) -> list[str]:
-    """Whole training documents of about `size` bytes in all, at least one, in hashed order."""
-    heap: list[tuple[float, str, str]] = []
-    total = 0
-    for document in _training_documents(source, split):
-        heapq.heappush(heap, (-_draw(f"sample:{document.name}"), document.name, document.text))
-        total += len(document.text.encode("utf-8"))
-        # Drop the documents of the highest draw while the others are enough.
-        while total - (largest := len(heap[0][2].encode("utf-8"))) >= size:
-            heapq.heappop(heap)
-            total -= largest
-    return [text for _, _, text in sorted(heap, reverse=True)]
-
-
-def _training_documents(source: Source, split: Split) -> Iterator[Document]:
-    return (document for document in source.documents() if not split.is_held_out(document.name))
-
-
-def _pack(
-    folder: Path, source: Source, split: Split, tokenizer: Tokenizer, size: int
-) -> dict[str, PackedTokens]:
-    """Encodes every document into `folder/train` or `folder/held_out`."""
-    writers = {}
-    for side in ("train", "held_out"):
-        (folder / side).mkdir()
-        writers[side] = PackedWriter(
-            folder / side,
-            vocab_size=len(token_bytes(tokenizer)),
-            end_of_text_id=end_of_text_id(tokenizer),
-        )
-    with progress("encoding the corpus", size) as report:
-        for pieces in _batches_of_pieces(source, split):
-            encoded = encode_texts(tokenizer, [text for _, text, _ in pieces])
-            for (side, text, is_last), token_ids in zip(pieces, encoded, strict=True):
-                writers[side].append(token_ids)
-                if is_last:
-                    writers[side].end_document()
-                report(len(text.encode("utf-8")))
-    for writer in writers.values():
-        writer.close()
-    return {side: PackedTokens.open(folder / side) for side in writers}
-
-
-def _batches_of_pieces(source: Source, split: Split) -> Iterator[list[tuple[str, str, bool]]]:
-    """Lists of (side, text, is the document's last piece), about a million characters a list."""
-    pieces: list[tuple[str, str, bool]] = []
-    characters = 0
-    for document in source.documents():
-        side = "held_out" if split.is_held_out(document.name) else "train"
-        texts = cut_text(document.text, _PIECE_CHARACTERS)
-        for number, text in enumerate(texts, start=1):
-            pieces.append((side, text, number == len(texts)))
-            characters += len(text)
-            if characters >= _PIECE_CHARACTERS:
-                yield pieces
-                pieces, characters = [], 0
-    if pieces:
-        yield pieces
-
-
-def cut_text(text: str, size: int) -> list[str]:
-    """Cuts a text into pieces of at most `size` characters, so that encoding needs little memory.
-
-    A cut comes before a single space between visible characters, where the usual byte-level
-    tokenizers start a new word anyway: the tokens stay those of the whole text. Without such a
-    place in the second half of a piece the cut is anywhere, which still decodes to the same text.
-    """
-    pieces, start = [], 0
-    while len(text) - start > size:
-        end = start + size
-        first = start + max(size // 2, 1)
-        place = text.rfind(" ", first, end)
-        while place > 0 and (text[place - 1].isspace() or text[place + 1].isspace()):
-            place = text.rfind(" ", first, place)
-        end = place if place > 0 else end
-        pieces.append(text[start:end])
-        start = end
-    pieces.append(text[start:])
-    return pieces
-
-
-def _draw(key: str) -> float:
-    """A uniform number in [0, 1) from a hash of `key`."""
-    # 53 bits: what a float holds, so the number stays below 1.
-    digest = hashlib.sha256(key.encode("utf-8", "surrogatepass")).digest()
-    return (int.from_bytes(digest[:8], "big") >> 11) / (1 << 53)
+    build_once(folder, build)
+    return folder

@@ -7,7 +7,7 @@ from typing import Literal, get_args
 import numpy as np
 import torch
 
-from meanbank.data.batches import IGNORED, Batch
+from meanbank.data.batches import IGNORED, Batch, check_rows
 
 Filler = Literal["diverse", "repeated"]
 
@@ -156,7 +156,7 @@ class RecallBatches:
                 f"steps {steps}"
             )
         self.config = config
-        self._batch_size = batch_size
+        self.batch_size = batch_size
         self._seed = seed
         self._ends = config.stage_ends(steps)
 
@@ -167,8 +167,14 @@ class RecallBatches:
 
     def batch(self, step: int) -> Batch:
         """The batch of this step, counted from 0: (batch_size, length of its stage)."""
-        if step < 0:
-            raise ValueError(f"steps count from 0, got {step}")
+        return self.rows(step, 0, self.batch_size)
+
+    def rows(self, step: int, first: int, count: int) -> Batch:
+        """`count` rows of the batch of this step, from row `first` on, as `TextBatches` has them.
+
+        All of the batch is made: a row's numbers depend on those before it.
+        """
+        check_rows(step, first, count, self.batch_size)
         stage = self.stage(step)
         state = np.random.SeedSequence((self._seed, step)).generate_state(1, np.uint64)[0]
         generator = torch.Generator().manual_seed(int(state) >> 1)
@@ -176,4 +182,5 @@ class RecallBatches:
         if len(stage.pairs) > 1:
             pairs = stage.pairs[int(torch.randint(len(stage.pairs), (), generator=generator))]
         filler = stage.filler[step % len(stage.filler)]
-        return recall_batch(generator, self._batch_size, stage.length, pairs, self.config, filler)
+        batch = recall_batch(generator, self.batch_size, stage.length, pairs, self.config, filler)
+        return batch.rows(first, count)

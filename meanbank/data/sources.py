@@ -3,33 +3,25 @@
 import difflib
 import glob
 import hashlib
-import importlib
-import json
 import os
 import platform
-import re
 import sysconfig
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from meanbank.core.errors import one_line
+from meanbank.core.files import read_json, write_json
+from meanbank.data.cache import cache_root
+from meanbank.data.readers import READERS, Document, import_extra, read_bytes, read_text
 
 RECALL = "recall"
 SOURCE_CHOICES = ("stdlib", "files:GLOB", "hf:NAME[:SPLIT]", RECALL)
-_SURROGATE = re.compile("[\ud800-\udfff]")
+LARGE_FILE = 2**26  # bytes
 _EXCLUDED_FOLDERS = frozenset({"site-packages", "dist-packages", "__pycache__"})
-
-
-@dataclass(frozen=True)
-class Document:
-    """One document: `name` is unique within its source and does not depend on where it lies."""
-
-    name: str
-    text: str
 
 
 class Source(ABC):
@@ -50,6 +42,10 @@ class Source(ABC):
     def describe(self) -> dict[str, Any]:
         """What to write beside a result: JSON values only."""
 
+    def bytes(self) -> int | None:
+        """Bytes of all text; None where only reading it tells."""
+        return None
+
 
 def source_choices(spec: str) -> list[str]:
     """The choices for a source, those nearest to `spec` first."""
@@ -69,6 +65,16 @@ def check_spec(spec: str) -> None:
     raise ValueError(f"unknown data source {spec!r}: choose from {', '.join(source_choices(spec))}")
 
 
+def anchored_spec(spec: str, folder: Path) -> str:
+    """The same source, whose files or local folder are named from `folder` on."""
+    kind, _, rest = spec.partition(":")
+    if kind == "files":
+        return f"files:{folder / os.path.expanduser(rest)}"
+    if kind == "hf" and (folder / rest.partition(":")[0]).is_dir():
+        return f"hf:{folder / rest}"
+    return spec
+
+
 def open_source(spec: str) -> Source:
     """Opens the source that `spec` names.
 
@@ -77,7 +83,7 @@ def open_source(spec: str) -> Source:
     line and a `.parquet` file a document a row, both with the text under `text`; any other
     file is one document of UTF-8 text.
     `hf:NAME[:SPLIT]`: the `text` column of a data set of the Hugging Face hub or of a folder
-    that `datasets` can load; SPLIT is `train` unless given.
+    that `datasets` can load, read as a stream; SPLIT is `train` unless given.
 
     Raises ValueError for an unknown source or one without files, and ImportError when the source
     needs a package that is not installed.
@@ -133,7 +139,7 @@ class StdlibSource(Source):
                 yield Document(name, text)
 
     def _contents(self) -> Iterator[tuple[str, bytes]]:
-        return ((name, _read_bytes(self.root / name)) for name in self._paths)
+        return ((name, read_bytes(self.root / name)) for name in self._paths)
 
     @cached_property
     def _survey(self) -> _Survey:
@@ -160,6 +166,9 @@ class StdlibSource(Source):
             "skipped_files": self._survey.skipped,
         }
 
+    def bytes(self) -> int | None:
+        return self._survey.bytes
+
 
 class FilesSource(Source):
     """The files that match a glob, sorted by their path below the glob's fixed part."""
@@ -184,7 +193,7 @@ class FilesSource(Source):
 
     def documents(self) -> Iterator[Document]:
         for name, path in self._files:
-            read = _READERS.get(path.suffix.lower(), _read_text)
+            read = READERS.get(path.suffix.lower(), read_text)
             for document in read(name, path):
                 if document.text:
                     yield document
@@ -202,96 +211,74 @@ class FilesSource(Source):
             "bytes": sum(path.stat().st_size for _, path in self._files),
         }
 
+    def bytes(self) -> int | None:
+        if any(path.suffix.lower() in READERS for _, path in self._files):
+            return None  # text is packed otherwise than it counts
+        return sum(path.stat().st_size for _, path in self._files)
+
 
 class HuggingFaceSource(Source):
-    """One split of a data set, a document a row of its `text` column."""
+    """One split of a data set, a document a row of its `text` column, read as it comes.
+
+    Nothing is downloaded but what is read. A data set that cannot be reached now is known by what
+    it was when it was reached last, so that its prepared corpus opens without a network.
+    """
 
     def __init__(self, name: str, split: str):
         self.name, self.split = name, split
-        datasets = _import_extra("datasets", f"hf:{name}")
+        datasets = import_extra("datasets", f"hf:{name}")
+        key = hashlib.sha256(f"{name}\0{split}".encode()).hexdigest()
+        known = cache_root() / "datasets" / f"{key[:32]}.json"
         try:
-            self._rows = datasets.load_dataset(name, split=split)
+            builder = datasets.load_dataset_builder(name)
+            self._rows = builder.as_streaming_dataset(split=split)
         # `datasets` raises errors of many unrelated classes: connection, missing, bad split.
         except Exception as error:
+            if isinstance(error, ConnectionError) and known.is_file():
+                self._rows, self._revision = None, str(read_json(known)["revision"])
+                return
             raise ValueError(
                 f"cannot load the data set {name!r}, split {split!r}: {one_line(error)}"
             ) from error
-        if "text" not in self._rows.column_names:
-            columns = ", ".join(self._rows.column_names)
-            raise ValueError(f"the data set {name!r} has no column 'text', only {columns}")
+        columns = self._rows.column_names  # None where only the first row tells
+        if columns is not None:
+            self._check_columns(columns)
+            self._rows = self._rows.select_columns(["text"])
+        # the hub's commit; for local files it changes with their times
+        self._revision = str(builder.hash)
+        write_json(known, {"name": name, "split": split, "revision": self._revision})
+
+    def _check_columns(self, columns: Iterable[str]) -> None:
+        if "text" not in columns:
+            raise ValueError(
+                f"the data set {self.name!r} has no column 'text', only {', '.join(columns)}"
+            )
 
     def documents(self) -> Iterator[Document]:
-        for row, record in enumerate(self._rows.select_columns(["text"])):
+        if self._rows is None:
+            raise ValueError(f"the data set {self.name!r} cannot be reached to read its text")
+        rows, row = iter(self._rows), 0
+        while True:
+            try:
+                record = next(rows)
+            except StopIteration:
+                return
+            except Exception as error:  # a network has as many, and of any class
+                raise ValueError(
+                    f"the data set {self.name!r} cannot be read after row {row}, what is prepared "
+                    f"so far stays: {one_line(error)}"
+                ) from error
+            self._check_columns(record)
             if record["text"]:
                 yield Document(f"{self.split}:{row}", record["text"])
+            row += 1
 
     def fingerprint(self) -> str:
-        # `datasets` keys its own cache by this value; hashing gigabytes of rows again buys nothing.
-        key = f"{self.name}\0{self.split}\0{self._rows._fingerprint}"
+        key = f"{self.name}\0{self.split}\0{self._revision}"
         return hashlib.sha256(key.encode("utf-8")).hexdigest()
 
     def describe(self) -> dict[str, Any]:
-        return {"source": f"hf:{self.name}:{self.split}", "rows": len(self._rows)}
-
-
-def _read_text(name: str, path: Path) -> Iterator[Document]:
-    try:
-        yield Document(name, _read_bytes(path).decode("utf-8"))
-    except UnicodeDecodeError as error:
-        raise ValueError(
-            f"{path} is not UTF-8 text (byte {error.start}): convert it or narrow the glob"
-        ) from error
-
-
-def _read_jsonl(name: str, path: Path) -> Iterator[Document]:
-    try:
-        with path.open(encoding="utf-8", newline="\n") as lines:
-            for number, line in enumerate(lines, start=1):
-                if line.strip():
-                    yield Document(f"{name}:{number}", _text_of_line(line, path, number))
-    except UnicodeDecodeError as error:
-        raise ValueError(f"{path} is not UTF-8 text: convert it or narrow the glob") from error
-    except OSError as error:
-        raise ValueError(f"cannot read {path}: {error.strerror}") from error
-
-
-def _text_of_line(line: str, path: Path, number: int) -> str:
-    try:
-        record = json.loads(line)
-    except (json.JSONDecodeError, RecursionError) as error:
-        raise ValueError(f"{path}, line {number} is not JSON: {one_line(error)}") from error
-    text = record.get("text") if isinstance(record, dict) else None
-    if not isinstance(text, str):
-        raise ValueError(f"{path}, line {number} has no string under 'text'")
-    if _SURROGATE.search(text):
-        raise ValueError(
-            f"{path}, line {number} has half a surrogate pair: that is not Unicode text"
-        )
-    return text
-
-
-def _read_parquet(name: str, path: Path) -> Iterator[Document]:
-    pyarrow = _import_extra("pyarrow", str(path))
-    parquet = _import_extra("pyarrow.parquet", str(path))
-    try:
-        with parquet.ParquetFile(path) as file:
-            columns = file.schema_arrow.names
-            if "text" not in columns:
-                raise ValueError(f"{path} has no column 'text', only {', '.join(columns)}")
-            row = 0
-            for batch in file.iter_batches(batch_size=256, columns=["text"]):
-                for text in batch.column(0).to_pylist():
-                    if text is not None:
-                        yield Document(f"{name}:{row}", str(text))
-                    row += 1
-    except (OSError, pyarrow.ArrowException) as error:
-        raise ValueError(f"cannot read {path} as parquet: {one_line(error)}") from error
-
-
-_READERS: dict[str, Callable[[str, Path], Iterator[Document]]] = {
-    ".jsonl": _read_jsonl,
-    ".parquet": _read_parquet,
-}
+        return {"source": f"hf:{self.name}:{self.split}", "revision": self._revision}
 
 
 def _fixed_folder(pattern: str) -> str:
@@ -299,13 +286,6 @@ def _fixed_folder(pattern: str) -> str:
     parts = Path(pattern).parts
     fixed = next((i for i, part in enumerate(parts) if glob.has_magic(part)), len(parts) - 1)
     return os.path.join(*parts[:fixed]) if fixed else "."
-
-
-def _read_bytes(path: Path) -> bytes:
-    try:
-        return path.read_bytes()
-    except OSError as error:
-        raise ValueError(f"cannot read {path}: {error.strerror}") from error
 
 
 def _decoded(data: bytes) -> str | None:
@@ -321,11 +301,24 @@ def _name_bytes(name: str) -> bytes:
 
 
 def _file_digest(path: Path) -> bytes:
+    """sha256 of a file; that of a large one is kept in the cache while size and time stay."""
     try:
-        with path.open("rb") as file:
-            return hashlib.file_digest(file, "sha256").digest()
+        found = path.stat()
+        if found.st_size < LARGE_FILE:
+            return _read_digest(path)
+        stamp = f"{path.resolve()}\0{found.st_size}\0{found.st_mtime_ns}"
+        key = hashlib.sha256(_name_bytes(stamp)).hexdigest()
+        memo = cache_root() / "digests" / f"{key[:32]}.json"
+        if not memo.is_file():
+            write_json(memo, {"file": str(path), "sha256": _read_digest(path).hex()})
+        return bytes.fromhex(read_json(memo)["sha256"])
     except OSError as error:
         raise ValueError(f"cannot read {path}: {error.strerror}") from error
+
+
+def _read_digest(path: Path) -> bytes:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").digest()
 
 
 def _update(digest: Any, *fields: bytes) -> None:
@@ -333,12 +326,3 @@ def _update(digest: Any, *fields: bytes) -> None:
     for field in fields:
         digest.update(len(field).to_bytes(8, "little"))
         digest.update(field)
-
-
-def _import_extra(module: str, wanted_by: str) -> Any:
-    try:
-        return importlib.import_module(module)
-    except ImportError as error:
-        raise ImportError(
-            f"{wanted_by} needs {module.partition('.')[0]}: pip install 'meanbank[data]'"
-        ) from error

@@ -7,7 +7,8 @@ from pathlib import Path
 
 from tokenizers import Tokenizer
 
-from meanbank.data.tokenizer import encode_texts, end_of_text_id
+from meanbank.data.encoder import encode_texts
+from meanbank.data.tokenizer import end_of_text_id
 
 PIECE = 2**14  # bytes read at a time
 LONGEST_WORD = 2**22  # characters; a text is cut there even where no word ends

@@ -11,6 +11,7 @@ from huggingface_hub import try_to_load_from_cache
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from meanbank.core.errors import one_line
+from meanbank.data.encoder import plain
 
 END_OF_TEXT = "<|endoftext|>"
 # One name for the same role in each family of published tokenizers.
@@ -45,7 +46,7 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int) -> Tokenizer:
         show_progress=False,
     )
     tokenizer.train_from_iterator(texts, trainer)
-    return _plain(tokenizer)
+    return plain(tokenizer)
 
 
 def tokenizer_file(path: str | Path) -> Path:
@@ -65,14 +66,14 @@ def load_tokenizer(path: str | Path) -> Tokenizer:
     Raises ValueError when there is no readable tokenizer.
     """
     if isinstance(path, str) and path.startswith(HUB):
-        return _plain(_hub_tokenizer(path.removeprefix(HUB)))
+        return plain(_hub_tokenizer(path.removeprefix(HUB)))
     file = tokenizer_file(path)
     try:
         tokenizer = Tokenizer.from_file(str(file))
     # The Rust side raises plain Exception for every kind of malformed file.
     except Exception as error:
         raise ValueError(f"{file} is not a tokenizer.json: {error}") from error
-    return _plain(tokenizer)
+    return plain(tokenizer)
 
 
 def _hub_tokenizer(name: str) -> Tokenizer:
@@ -96,21 +97,6 @@ def tokenizer_digest(path: str) -> str:
     else:
         content = tokenizer_file(path).read_bytes()
     return hashlib.sha256(content).hexdigest()
-
-
-def _plain(tokenizer: Tokenizer) -> Tokenizer:
-    tokenizer.no_truncation()
-    tokenizer.no_padding()
-    # Means: encode "<|endoftext|>" found in a document as the text that it is.
-    tokenizer.encode_special_tokens = True
-    return tokenizer
-
-
-def encode_texts(tokenizer: Tokenizer, texts: list[str]) -> list[list[int]]:
-    """Token ids of every text, without any special token added."""
-    # The fast variant leaves out character offsets, most of an encoding's memory.
-    encodings = tokenizer.encode_batch_fast(texts, add_special_tokens=False)
-    return [encoding.ids for encoding in encodings]
 
 
 def end_of_text_id(tokenizer: Tokenizer) -> int:

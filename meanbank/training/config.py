@@ -149,9 +149,5 @@ def load_config(path: str | Path, overrides: Iterable[str] = ()) -> RunConfig:
         config = build(RunConfig, settings)
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from None
-    kind, _, pattern = config.data.source.partition(":")
-    if kind != "files":
-        return config
     # a run must find its files again from whatever folder it is evaluated in
-    data = dataclasses.replace(config.data, source=f"files:{Path.cwd() / pattern}")
-    return dataclasses.replace(config, data=data)
+    return dataclasses.replace(config, data=config.data.anchored(Path.cwd()))

@@ -58,12 +58,13 @@ def open_data(config: RunConfig) -> TrainingData:
     corpus = prepare_corpus(data)
     window_starts(len(corpus.held_out.tokens), data.sequence_length, None)  # raises where too short
     batches = TextBatches(
-        corpus.train,
+        [part.train for part in corpus.parts],
         sequence_length=data.sequence_length,
         batch_size=data.batch_size,
         seed=training.seed,
         end_of_text_id=corpus.end_of_text_id,
-        isolate=data.pack == "isolate",
+        pack=data.pack,
+        turns=[part.turns for part in corpus.parts],
     )
     description = {**corpus.description, "fingerprint": corpus.fingerprint}
     return TrainingData(batches, corpus, data.padded(corpus.vocab_size), description)
@@ -199,7 +200,7 @@ def subject_of(config: RunConfig, model: MeanbankForCausalLM, corpus: Corpus | N
         model=model,
         training_length=data.sequence_length,
         open_corpus=None if corpus is None else lambda: corpus,
-        isolated=data.pack == "isolate",
+        isolated=data.isolated,
         recall=data.recall,
     )
 

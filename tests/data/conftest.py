@@ -1,5 +1,6 @@
 """A small corpus of words, and a cache of its own for every test."""
 
+import os
 import random
 from pathlib import Path
 
@@ -17,6 +18,12 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     folder = tmp_path / "cache"
     monkeypatch.setenv("MEANBANK_CACHE", str(folder))
     return folder
+
+
+@pytest.fixture(autouse=True)
+def no_fsync(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is slow, and what a process wrote stays without it when only the process is killed."""
+    monkeypatch.setattr(os, "fsync", lambda file: None)
 
 
 @pytest.fixture

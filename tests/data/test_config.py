@@ -2,8 +2,16 @@
 
 import pytest
 
-from meanbank.data.config import DataConfig
+from meanbank.core.config import build, to_plain
+from meanbank.data.config import DataConfig, WeightedSource
 from meanbank.data.recall import RecallConfig
+
+
+def mixed(*weights: float, name: str | None = None) -> tuple[WeightedSource, ...]:
+    return tuple(
+        WeightedSource(source=name or f"files:{number}", weight=weight)
+        for number, weight in enumerate(weights)
+    )
 
 
 @pytest.mark.parametrize(
@@ -20,6 +28,12 @@ from meanbank.data.recall import RecallConfig
         ({"sequence_length": 0}, "data.sequence_length"),
         ({"batch_size": 0}, "data.batch_size"),
         ({"recall": RecallConfig()}, "source 'recall' only"),
+        ({"min_document_tokens": 1}, "data.min_document_tokens must be at least 2, got 1"),
+        ({"max_documents": 1}, "data.max_documents must be at least 2, got 1"),
+        ({"max_tokens": 0}, "data.max_tokens must be at least 1, got 0"),
+        ({"source": ()}, "at least one source"),
+        ({"source": mixed(1, 1, name="stdlib")}, "names 'stdlib' more than once"),
+        ({"source": mixed(0.123456, 1)}, "at most 10000 are allowed: round them"),
     ],
 )
 def test_bad_values(settings: dict, message: str):
@@ -52,3 +66,35 @@ def test_the_models_vocabulary(settings: dict, tokens: int | None, expected: int
     config = DataConfig(**settings)
     assert config.vocab_size == tokens
     assert config.model_vocab_size() == expected
+
+
+@pytest.mark.parametrize(
+    ("weights", "turns"),
+    [
+        ((0.7, 0.3), (7, 3)),
+        ((1, 1, 1), (1, 1, 1)),
+        ((0.5, 0.25, 0.25), (2, 1, 1)),
+        ((200.0, 100.0), (2, 1)),
+        ((0.3333, 0.6667), (3333, 6667)),
+        ((3.0,), (1,)),
+    ],
+)
+def test_turns_are_the_smallest_that_give_the_weights(weights: tuple, turns: tuple):
+    assert DataConfig(source=mixed(*weights)).turns() == turns
+
+
+def test_sources_come_from_plain_settings():
+    assert DataConfig().sources == (WeightedSource(source="stdlib"),)
+    entries = [{"source": "stdlib", "weight": 0.7}, {"source": "hf:x", "weight": 0.3}]
+    config = build(DataConfig, {"source": entries}, "data")
+    assert config.turns() == (7, 3)
+    assert build(DataConfig, to_plain(config)) == config
+    assert build(DataConfig, to_plain(DataConfig())) == DataConfig()
+    for entry, message in (
+        ({"source": "web:x"}, "unknown data source 'web:x'"),
+        ({"source": "recall"}, "cannot be mixed"),
+        ({"source": "stdlib", "weight": 0}, "a weight must be positive, got 0"),
+        ({"weight": 1}, "setting 'source' is required"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            build(DataConfig, {"source": [entry]}, "data")

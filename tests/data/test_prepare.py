@@ -3,38 +3,22 @@
 import hashlib
 import json
 import os
-import random
-import re
+import shutil
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
-from hypothesis import assume, given
-from hypothesis import strategies as st
 
+from meanbank.data import cache as caching
 from meanbank.data import prepare
+from meanbank.data.batches import TextBatches
 from meanbank.data.config import DataConfig
-from meanbank.data.prepare import Corpus, choose_split, cut_text, prepare_corpus
-from meanbank.data.sources import Document, Source, open_source
-from meanbank.data.tokenizer import END_OF_TEXT, encode_texts, train_tokenizer
-
-
-class ListSource(Source):
-    """Documents from a list."""
-
-    def __init__(self, names: list[str]):
-        self.names = names
-
-    def documents(self) -> Iterator[Document]:
-        return (Document(name, f"text of {name}") for name in self.names)
-
-    def fingerprint(self) -> str:
-        return "list"
-
-    def describe(self) -> dict[str, Any]:
-        return {}
+from meanbank.data.prepare import Corpus, prepare_corpus
+from meanbank.data.recall import RecallBatches, RecallConfig
+from meanbank.data.sources import open_source
+from meanbank.data.tokenizer import END_OF_TEXT, train_tokenizer
 
 
 def config(folder: Path, **settings: Any) -> DataConfig:
@@ -73,7 +57,7 @@ def test_description_and_vocabulary(corpus_folder: Path):
 
 def test_the_second_call_builds_nothing(corpus_folder: Path, monkeypatch: pytest.MonkeyPatch):
     first = prepare_corpus(config(corpus_folder))
-    monkeypatch.setattr(prepare, "_build", None)
+    monkeypatch.setattr(prepare, "build_corpus", None)
     second = prepare_corpus(config(corpus_folder, batch_size=3, sequence_length=7))
     assert second.fingerprint == first.fingerprint
     assert second.description == first.description
@@ -101,6 +85,40 @@ def test_settings_and_content_change_the_fingerprint(corpus_folder: Path, change
     assert prepare_corpus(DataConfig(**settings | change)).fingerprint != before
     (corpus_folder / "00.txt").write_text("other text")
     assert prepare_corpus(DataConfig(**settings)).fingerprint != before
+
+
+def digest(*arrays: Any) -> str:
+    """The first half of the sha256 of all numbers, as int64."""
+    found = hashlib.sha256()
+    for array in arrays:
+        found.update(np.ascontiguousarray(np.asarray(array), dtype=np.int64).tobytes())
+    return found.hexdigest()[:16]
+
+
+def test_tokens_and_batches_stay_what_they_were(corpus_folder: Path):
+    """Recorded before tokens were sharded and sources mixed."""
+    corpus = prepare_corpus(config(corpus_folder))
+    train, held_out = corpus.train, corpus.held_out
+    assert digest(train.tokens, train.offsets) == "f2eb6e2a9296c226"
+    assert digest(held_out.tokens, held_out.offsets) == "b7ea8262bc4d68da"
+    for seed, pack, expected in (
+        (0, "stream", "68f4821adea8bec7"),
+        (5, "isolate", "5d08b090d11f153d"),
+        (2**40 + 3, "stream", "5f06466b58f97ab9"),
+    ):
+        batches = TextBatches(
+            train, sequence_length=33, batch_size=7, seed=seed, end_of_text_id=0, pack=pack
+        )
+        assert batches.windows[0].per_epoch == 217
+        seen = []
+        for step in (0, 1, 30, 200, 199):
+            batch = batches.batch(step)
+            seen += [batch.input_ids, batch.labels]
+            seen += [] if batch.document_ids is None else [batch.document_ids]
+        assert digest(*seen) == expected
+    recall = RecallBatches(RecallConfig(), batch_size=5, seed=3, steps=10)
+    seen = [recall.batch(step) for step in range(10)]
+    assert digest(*(t for b in seen for t in (b.input_ids, b.labels))) == "6d8bf98d954f3bd1"
 
 
 def test_a_named_tokenizer_is_used(corpus_folder: Path, tmp_path: Path):
@@ -164,7 +182,7 @@ def test_a_tokenizer_of_the_hub(corpus_folder: Path, hub: Path):
 def test_a_damaged_cache_is_built_again(corpus_folder: Path, cache: Path, damage: str):
     before = prepare_corpus(config(corpus_folder)).train.tokens.tolist()
     (folder,) = (cache / "corpora").iterdir()
-    tokens = folder / "train" / "tokens.bin"
+    tokens = folder / "train" / "tokens-00000.bin"
     if damage == "truncate":
         os.truncate(tokens, 10)
     elif damage == "change":
@@ -172,52 +190,61 @@ def test_a_damaged_cache_is_built_again(corpus_folder: Path, cache: Path, damage
         data[7] ^= 1
         tokens.write_bytes(data)
     elif damage == "remove":
-        (folder / "held_out" / "offsets.npy").unlink()
+        (folder / "held_out" / "offsets.bin").unlink()
     else:
         (folder / "manifest.json").unlink()
     assert prepare_corpus(config(corpus_folder)).train.tokens.tolist() == before
     assert [path.name for path in (cache / "corpora").iterdir()] == [folder.name]
 
 
-def test_an_interrupted_build_leaves_nothing(
+def test_of_two_builds_at_once_the_second_waits(
     corpus_folder: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    def interrupt(*args: Any) -> None:
-        raise KeyboardInterrupt
+    build_corpus, began, builds = prepare.build_corpus, threading.Event(), []
 
-    with monkeypatch.context() as patch:
-        patch.setattr(prepare, "encode_texts", interrupt)
-        with pytest.raises(KeyboardInterrupt):
-            prepare_corpus(config(corpus_folder))
-    assert list((cache / "corpora").iterdir()) == []
-    assert len(prepare_corpus(config(corpus_folder)).train) > 0
+    def build_slowly(*args: Any, **settings: Any) -> int:
+        builds.append(args)
+        began.set()
+        waits.wait(timeout=1)  # the other one has every chance to build, too
+        return build_corpus(*args, **settings)
 
-
-def test_two_builds_at_once_both_succeed(
-    corpus_folder: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
-):
-    barrier = threading.Barrier(2)
-    pack = prepare._pack
-
-    def pack_together(*args: Any) -> Any:
-        packed = pack(*args)
-        barrier.wait(timeout=30)
-        return packed
-
-    monkeypatch.setattr(prepare, "_pack", pack_together)
-    built: list[list[int]] = []
+    monkeypatch.setattr(prepare, "build_corpus", build_slowly)
+    waits, built = threading.Event(), []
 
     def build() -> None:
-        built.append(prepare_corpus(config(corpus_folder)).train.tokens.tolist())
+        built.append(prepare_corpus(config(corpus_folder)))
 
     threads = [threading.Thread(target=build) for _ in range(2)]
-    for thread in threads:
-        thread.start()
+    threads[0].start()
+    assert began.wait(timeout=30)
+    threads[1].start()
     for thread in threads:
         thread.join()
-    assert len(built) == 2
-    assert built[0] == built[1]
+    assert len(builds) == 1
+    assert built[0].train.tokens.tolist() == built[1].train.tokens.tolist()
+    assert sorted(part.encoded > 0 for corpus in built for part in corpus.parts) == [False, True]
     assert len(list((cache / "corpora").iterdir())) == 1
+
+
+def test_a_prepared_corpus_is_not_read_to_be_opened(
+    corpus_folder: Path, monkeypatch: pytest.MonkeyPatch
+):
+    prepare_corpus(config(corpus_folder))
+    monkeypatch.setattr(caching, "_entry", None)
+    prepare_corpus(config(corpus_folder))
+
+
+def test_a_copied_cache_is_checked_and_used(
+    corpus_folder: Path, tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+):
+    prepare_corpus(config(corpus_folder))
+    copy = tmp_path / "copy"
+    shutil.copytree(cache, copy)
+    (folder,) = (copy / "corpora").iterdir()
+    os.utime(folder / "manifest.json", (1, 1))  # every file is newer
+    monkeypatch.setenv("MEANBANK_CACHE", str(copy))
+    monkeypatch.setattr(prepare, "build_corpus", None)
+    prepare_corpus(config(corpus_folder))
 
 
 def test_a_cache_that_is_not_writable_says_what_to_set(
@@ -243,70 +270,30 @@ def test_recall_has_no_corpus():
         prepare_corpus(DataConfig(source="recall"))
 
 
-names = st.lists(st.text("abc/.", min_size=1), unique=True, min_size=2, max_size=30)
-
-
-@given(names, st.integers(0, 1000), st.floats(0.01, 0.99), st.randoms())
-def test_the_split_does_not_depend_on_the_order(
-    listed: list[str], seed: int, fraction: float, shuffler: random.Random
+def test_a_stream_is_read_as_far_as_wanted_and_opens_without_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    split, size = choose_split(ListSource(listed), seed=seed, held_out_fraction=fraction)
-    held_out = {name for name in listed if split.is_held_out(name)}
-    assert 0 < len(held_out) < len(listed)
-    assert size == sum(len(f"text of {name}".encode()) for name in listed)
-    shuffled = shuffler.sample(listed, len(listed))
-    again, _ = choose_split(ListSource(shuffled), seed=seed, held_out_fraction=fraction)
-    assert again == split
+    pyarrow = pytest.importorskip("pyarrow", reason="pip install 'meanbank[data]'")
+    datasets = pytest.importorskip("datasets", reason="pip install 'meanbank[data]'")
+    parquet = pytest.importorskip("pyarrow.parquet")
+    (tmp_path / "set").mkdir()
+    for number in range(3):
+        rows = {"text": [f"some words {number} {row}" for row in range(20)]}
+        parquet.write_table(pyarrow.table(rows), tmp_path / "set" / f"train-{number}.parquet")
+    settings = {"source": f"hf:{tmp_path}/set", "vocab_size": 280, "held_out_fraction": 0.5}
+    some = prepare_corpus(DataConfig(**settings, max_documents=30))
+    assert sorted(texts(some, "train") + texts(some, "held_out")) == sorted(
+        f"some words {row // 20} {row % 20}" for row in range(30)
+    )
+    assert some.description["revision"]
+    assert some.description["max_documents"] == 30
+    assert some.fingerprint != prepare_corpus(DataConfig(**settings)).fingerprint
 
+    def fail(name: str):
+        raise ConnectionError("no network")
 
-def test_new_documents_leave_the_others_on_their_side():
-    first = [f"{i}.txt" for i in range(200)]
-    small, _ = choose_split(ListSource(first), seed=0, held_out_fraction=0.1)
-    more = first + [f"new{i}.txt" for i in range(200)]
-    large, _ = choose_split(ListSource(more), seed=0, held_out_fraction=0.1)
-    assert [small.is_held_out(name) for name in first] == [large.is_held_out(n) for n in first]
-    assert 5 <= sum(small.is_held_out(name) for name in first) <= 40
-
-
-def test_the_tokenizer_sample_is_capped_and_from_the_training_split():
-    source = ListSource([f"{i:03}" for i in range(100)])
-    split, _ = choose_split(source, seed=0, held_out_fraction=0.5)
-    train = {d.text for d in source.documents() if not split.is_held_out(d.name)}
-    size = len("text of 000")
-    sample = prepare._sample(source, split, 10 * size)
-    assert len(sample) == 10
-    assert set(sample) < train
-    assert prepare._sample(source, split, 1) == sample[:1]
-    reordered = ListSource(source.names[::-1])
-    assert prepare._sample(reordered, split, 10 * size) == sample
-    assert set(prepare._sample(source, split, 1000 * size)) == train
-
-
-TOKENIZER = train_tokenizer(["some words and spaces in a line\n"], 280)
-words = st.lists(st.sampled_from(["word", "a", " ", "  ", "\n", "\n    ", "東", ".", "12"])).map(
-    "".join
-)
-
-
-@given(words, st.integers(1, 30))
-def test_pieces_are_short_and_add_up(text: str, size: int):
-    pieces = cut_text(text, size)
-    assert "".join(pieces) == text
-    assert all(len(piece) <= size for piece in pieces)
-
-
-@given(st.lists(st.sampled_from([" word", " a", " 12.", "\nline", "\n\n    x"])).map("".join))
-def test_a_cut_at_a_space_keeps_the_tokens(text: str):
-    whole = "x" + text
-    pieces = cut_text(whole, 24)
-    # Elsewhere only when no single space lies in the second half of a piece.
-    assume(all(re.match(r" \S", piece) for piece in pieces[1:]))
-    expected, *parts = encode_texts(TOKENIZER, [whole, *pieces])
-    assert [token for part in parts for token in part] == expected
-
-
-def test_long_documents_are_encoded_in_pieces(corpus_folder: Path, monkeypatch: pytest.MonkeyPatch):
-    whole = prepare_corpus(config(corpus_folder)).train.tokens.tolist()
-    monkeypatch.setenv("MEANBANK_CACHE", str(corpus_folder / "other"))
-    monkeypatch.setattr(prepare, "_PIECE_CHARACTERS", 100)
-    assert prepare_corpus(config(corpus_folder)).train.tokens.tolist() == whole
+    monkeypatch.setattr(datasets, "load_dataset_builder", fail)
+    again = prepare_corpus(DataConfig(**settings, max_documents=30))
+    assert again.description == some.description
+    with pytest.raises(ValueError, match="cannot be reached"):
+        prepare_corpus(DataConfig(**settings, max_documents=29))

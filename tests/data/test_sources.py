@@ -8,7 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from meanbank.data.sources import Document, StdlibSource, open_source
+from meanbank.data import sources
+from meanbank.data.readers import Document
+from meanbank.data.sources import StdlibSource, anchored_spec, open_source
 
 
 def test_stdlib_lists_the_interpreters_own_source():
@@ -167,33 +169,105 @@ def test_a_missing_extra_says_how_to_install_it(
         list(open_source(spec).documents())
 
 
-def test_hugging_face_data_set(monkeypatch: pytest.MonkeyPatch):
+def write_rows(path: Path, **columns: list) -> None:
+    pyarrow = pytest.importorskip("pyarrow", reason="pip install 'meanbank[data]'")
+    pytest.importorskip("pyarrow.parquet").write_table(pyarrow.table(columns), path)
+
+
+def test_a_data_set_is_read_as_a_stream(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     datasets = pytest.importorskip("datasets", reason="pip install 'meanbank[data]'")
-    rows = datasets.Dataset.from_dict({"text": ["a", "", "c"], "label": [0, 1, 2]})
-    asked = []
+    monkeypatch.setattr(datasets, "load_dataset", None)  # nothing is loaded whole
+    folder = tmp_path / "set"
+    folder.mkdir()
+    write_rows(folder / "train-00000.parquet", text=["a", "", None], label=[0, 1, 2])
+    write_rows(folder / "train-00001.parquet", text=["d"], label=[3])
+    write_rows(folder / "test-00000.parquet", text=["t"], label=[0])
+    source = open_source(f"hf:{folder}")
+    assert list(source.documents()) == [Document("train:0", "a"), Document("train:3", "d")]
+    assert list(open_source(f"hf:{folder}:test").documents()) == [Document("test:0", "t")]
+    assert source.describe()["source"] == f"hf:{folder}:train"
+    assert source.fingerprint() == open_source(f"hf:{folder}").fingerprint()
+    assert source.fingerprint() != open_source(f"hf:{folder}:test").fingerprint()
+    write_rows(folder / "train-00001.parquet", text=["other"], label=[3])
+    assert source.fingerprint() != open_source(f"hf:{folder}").fingerprint()
+    with pytest.raises(ValueError, match=r"cannot load the data set .*nothing"):
+        open_source(f"hf:{folder}:nothing")
 
-    def load(name: str, *, split: str):
-        asked.append((name, split))
-        return rows
 
-    monkeypatch.setattr(datasets, "load_dataset", load)
-    source = open_source("hf:owner/name:test")
-    assert list(source.documents()) == [Document("test:0", "a"), Document("test:2", "c")]
-    assert source.fingerprint() == open_source("hf:owner/name:test").fingerprint()
-    assert source.fingerprint() != open_source("hf:owner/name").fingerprint()
-    assert asked == [("owner/name", "test"), ("owner/name", "test"), ("owner/name", "train")]
-    assert source.describe()["rows"] == 3
-    rows = rows.remove_columns("text")
+@pytest.mark.parametrize("kind", ["parquet", "jsonl"])
+def test_a_data_set_without_text_names_its_columns(tmp_path: Path, kind: str):
+    pytest.importorskip("datasets", reason="pip install 'meanbank[data]'")
+    if kind == "parquet":
+        write_rows(tmp_path / "a.parquet", label=[1])
+    else:
+        (tmp_path / "a.jsonl").write_text('{"label": 1}\n')
     with pytest.raises(ValueError, match="no column 'text', only label"):
-        open_source("hf:owner/name")
+        list(open_source(f"hf:{tmp_path}").documents())
 
 
-def test_hugging_face_failure_is_one_line(monkeypatch: pytest.MonkeyPatch):
+class FakeBuilder:
+    """A data set of the hub whose text breaks off after the first row."""
+
+    hash = "0123"
+
+    def as_streaming_dataset(self, split: str) -> "FakeBuilder":
+        return self
+
+    column_names = None
+
+    def __iter__(self):
+        yield {"text": "a"}
+        raise OSError("connection\nlost")
+
+
+def test_a_data_set_that_cannot_be_reached(monkeypatch: pytest.MonkeyPatch):
     datasets = pytest.importorskip("datasets", reason="pip install 'meanbank[data]'")
 
-    def fail(name: str, *, split: str):
+    def fail(name: str):
         raise ConnectionError("no\nnetwork")
 
-    monkeypatch.setattr(datasets, "load_dataset", fail)
+    monkeypatch.setattr(datasets, "load_dataset_builder", fail)
     with pytest.raises(ValueError, match="cannot load the data set 'x', split 'train': no network"):
         open_source("hf:x")
+    monkeypatch.setattr(datasets, "load_dataset_builder", lambda name: FakeBuilder())
+    reached = open_source("hf:x")
+    documents = reached.documents()
+    assert next(documents) == Document("train:0", "a")
+    with pytest.raises(ValueError, match=r"cannot be read after row 1, .*: connection lost"):
+        next(documents)
+    monkeypatch.setattr(datasets, "load_dataset_builder", fail)
+    known = open_source("hf:x")  # as it was
+    assert known.fingerprint() == reached.fingerprint()
+    assert known.describe() == reached.describe()
+    with pytest.raises(ValueError, match="cannot be reached"):
+        next(known.documents())
+
+
+def test_large_files_are_read_once_for_their_fingerprint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    file = tmp_path / "a.txt"
+    file.write_text("some text")
+    small = open_source(f"files:{file}").fingerprint()
+    monkeypatch.setattr(sources, "LARGE_FILE", 1)
+    assert open_source(f"files:{file}").fingerprint() == small
+    read = sources._read_digest
+    monkeypatch.setattr(sources, "_read_digest", None)
+    assert open_source(f"files:{file}").fingerprint() == small
+    monkeypatch.setattr(sources, "_read_digest", read)
+    file.write_text("other text")
+    assert open_source(f"files:{file}").fingerprint() != small
+
+
+def test_sources_are_named_from_a_folder_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    (tmp_path / "local").mkdir()
+    monkeypatch.setenv("HOME", "/home/somebody")
+    for spec, anchored in (
+        ("stdlib", "stdlib"),
+        ("files:a/*.txt", f"files:{tmp_path}/a/*.txt"),
+        ("files:/b/*.txt", "files:/b/*.txt"),
+        ("files:~/*.txt", "files:/home/somebody/*.txt"),
+        ("hf:owner/name:test", "hf:owner/name:test"),
+        ("hf:local:test", f"hf:{tmp_path}/local:test"),
+    ):
+        assert anchored_spec(spec, tmp_path) == anchored

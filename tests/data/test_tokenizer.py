@@ -7,9 +7,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, models, pre_tokenizers
 
+from meanbank.data.encoder import encode_texts
 from meanbank.data.tokenizer import (
     END_OF_TEXT,
-    encode_texts,
     end_of_text_id,
     load_tokenizer,
     token_bytes,
