@@ -25,19 +25,6 @@ def test_bundled_configurations_load(path, monkeypatch):
     assert load_config(name) == config
 
 
-def test_the_language_demo_really_uses_its_memory():
-    """A chunk is at most a sixteenth of the training length; the window arm has KVM's window."""
-    quick = sorted((bundled_configs() / "quick").glob("*.yaml"))
-    arms = {p.stem: load_config(p) for p in quick if "recall" not in p.stem}
-    memories = {name: arm.model_config(10).plans()[0].memory for name, arm in arms.items()}
-    for name, arm in arms.items():
-        if name.startswith("kvm"):
-            assert 16 * memories[name].chunk_size <= arm.data.sequence_length
-            window = memories[name].window_chunks * memories[name].chunk_size
-            assert window == memories["block_window"].block_size * memories["block_window"].blocks
-        assert (arm.data, arm.training) == (arms["full"].data, arms["full"].training)
-
-
 def test_overrides(config_file):
     config = load_config(
         config_file,
