@@ -261,12 +261,12 @@ def test_large_files_are_read_once_for_their_fingerprint(
 
 def test_sources_are_named_from_a_folder_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     (tmp_path / "local").mkdir()
-    monkeypatch.setenv("HOME", "/home/somebody")
+    monkeypatch.setenv("HOME", "/srv/somebody")
     for spec, anchored in (
         ("stdlib", "stdlib"),
         ("files:a/*.txt", f"files:{tmp_path}/a/*.txt"),
         ("files:/b/*.txt", "files:/b/*.txt"),
-        ("files:~/*.txt", "files:/home/somebody/*.txt"),
+        ("files:~/*.txt", "files:/srv/somebody/*.txt"),
         ("hf:owner/name:test", "hf:owner/name:test"),
         ("hf:local:test", f"hf:{tmp_path}/local:test"),
     ):
