@@ -32,6 +32,24 @@ class Batch:
             document_ids=documents,
         )
 
+    @property
+    def targets(self) -> int:
+        """Labels that are not ignored."""
+        return int((self.labels != IGNORED).sum())
+
+    def parts(self, count: int) -> "list[Batch]":
+        """Its rows in so many parts, in order, whose sizes differ by at most one."""
+        rows = torch.arange(len(self.input_ids)).tensor_split(count)
+        documents = self.document_ids
+        return [
+            Batch(
+                input_ids=self.input_ids[part],
+                labels=self.labels[part],
+                document_ids=None if documents is None else documents[part],
+            )
+            for part in rows
+        ]
+
 
 def document_ids(input_ids: torch.Tensor, end_of_text_id: int) -> torch.Tensor:
     """Documents of rows (B, T), counted from 0; an end of text belongs to what it ends."""
@@ -73,8 +91,7 @@ class TextBatches:
         self._seed = seed
         self._end = end_of_text_id
         self._isolate = isolate
-        self._epoch = -1
-        self._epoch_starts = np.empty(0, dtype=np.int64)
+        self._epoch = -1, np.empty(0, dtype=np.int64)
 
     def batch(self, step: int) -> Batch:
         """The batch of this step, counted from 0: (batch_size, sequence_length)."""
@@ -98,11 +115,13 @@ class TextBatches:
         return np.array([self._starts(epoch)[place] for epoch, place in places], dtype=np.int64)
 
     def _starts(self, epoch: int) -> np.ndarray:
-        # Only a cache: the permutation of one epoch, made again after a jump.
-        if epoch != self._epoch:
+        # Only a cache: the permutation of one epoch, made again after a jump. Number and starts are
+        # one value, for threads ask here at the same time.
+        cached, starts = self._epoch
+        if epoch != cached:
             generator = np.random.default_rng((self._seed, epoch))
             offset = generator.integers(len(self._tokens))
             order = generator.permutation(self.windows_per_epoch)
-            self._epoch_starts = (offset + order * self._sequence_length) % len(self._tokens)
-            self._epoch = epoch
-        return self._epoch_starts
+            starts = (offset + order * self._sequence_length) % len(self._tokens)
+            self._epoch = epoch, starts
+        return starts

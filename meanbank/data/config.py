@@ -25,6 +25,8 @@ class DataConfig:
     `sequence_length`: tokens a row; `batch_size`: rows a batch.
     `pack`: whether the documents of a window see those before them ("stream") or only themselves
     ("isolate"), in training and in held-out evaluations.
+    `workers`: threads that make training batches ahead; 0 makes each when it is needed. Whatever
+    their number, batches are the same.
     `recall`: settings of the source `recall`, whose lengths come from its curriculum; filled
     in with the defaults there, None for every other source.
 
@@ -40,6 +42,7 @@ class DataConfig:
     sequence_length: int = 512
     batch_size: int = 8
     pack: Literal["stream", "isolate"] = "stream"
+    workers: int = 0
     recall: RecallConfig | None = None
 
     def __post_init__(self) -> None:
@@ -57,8 +60,9 @@ class DataConfig:
             raise ValueError(
                 f"data.held_out_fraction must lie between 0 and 1, got {self.held_out_fraction}"
             )
-        if self.split_seed < 0:
-            raise ValueError(f"data.split_seed must not be negative, got {self.split_seed}")
+        for name in ("split_seed", "workers"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"data.{name} must not be negative, got {getattr(self, name)}")
         for name in ("sequence_length", "batch_size", "pad_vocab_to"):
             if getattr(self, name) < 1:
                 raise ValueError(f"data.{name} must be at least 1, got {getattr(self, name)}")
