@@ -283,5 +283,6 @@ def language_loss(model: MeanbankForCausalLM, batch: Batch, targets: int) -> Ten
     logits = model(
         input_ids=batch.input_ids, document_ids=batch.document_ids, use_cache=False
     ).logits
-    labels, options = batch.labels.flatten(), {"ignore_index": IGNORED, "reduction": "sum"}
-    return F.cross_entropy(logits.flatten(0, 1).float(), labels, **options) / targets
+    logits = logits.flatten(0, 1).to(torch.promote_types(logits.dtype, torch.float32))
+    total = F.cross_entropy(logits, batch.labels.flatten(), ignore_index=IGNORED, reduction="sum")
+    return total / targets
