@@ -18,6 +18,7 @@ from meanbank.cli.context import build_context, show_context
 from meanbank.cli.evaluate import evaluate
 from meanbank.cli.generate import generate
 from meanbank.cli.plan import plan
+from meanbank.cli.runs import runs
 from meanbank.cli.train import train
 from meanbank.core.errors import one_line
 
@@ -42,6 +43,7 @@ def _group(description: str, verbs: dict[str, Callable[..., int]]) -> Callable[.
 
 VERBS = {
     "train": train,
+    "runs": runs,
     "evaluate": evaluate,
     "generate": generate,
     "plan": plan,

@@ -19,15 +19,16 @@ def whole_file(path: Path, *, overwrite: bool = True) -> Iterator[IO[bytes]]:
     path.parent.mkdir(parents=True, exist_ok=True)
     aside = aside_of(path)
     try:
-        with told(path), aside.open("wb") as file:
-            yield file
-            file.flush()
-            os.fsync(file.fileno())
-        if overwrite:
-            aside.replace(path)
-        else:
-            _rename_to_new(aside, path)
-        flush(path.parent)
+        with told(path):
+            with aside.open("wb") as file:
+                yield file
+                file.flush()
+                os.fsync(file.fileno())
+            if overwrite:
+                aside.replace(path)
+            else:
+                _rename_to_new(aside, path)
+            flush(path.parent)
     finally:
         aside.unlink(missing_ok=True)
 

@@ -132,11 +132,12 @@ def _run(folder: Path) -> Run | None:
         tokens=as_count(record.get("tokens")),
         data=record.get("data"),
         produced_by={key: record[key] for key in PRODUCED_BY if key in record},
-        curve=Curve(losses=_by_step(lines, "loss"), held_out=_by_step(lines, "held_out_bpb")),
+        curve=Curve(losses=by_step(lines, "loss"), held_out=by_step(lines, "held_out_bpb")),
     )
 
 
-def _by_step(lines: list[dict[str, Any]], key: str) -> tuple[tuple[int, float], ...]:
+def by_step(lines: list[dict[str, Any]], key: str) -> tuple[tuple[int, float], ...]:
+    """(step, value) of the lines of a run's metrics that have such a value, by step."""
     # A resumed run repeats the steps after its checkpoint: the later line counts.
     values: dict[int, float] = {}
     for line in lines:

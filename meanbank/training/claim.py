@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Literal, cast
 
 from meanbank.core.errors import one_line
-from meanbank.core.files import read_json, remove_asides, write_json
+from meanbank.core.files import read_json, remove_asides, told, write_json
 from meanbank.training.checkpoint import FOLDER
 from meanbank.training.signals import Interrupted
 
@@ -41,9 +41,10 @@ def claimed(run: Path) -> Iterator[None]:
             if not left:
                 raise ValueError(_in_use(run))
             time.sleep(_SECONDS_BETWEEN)
-        file.truncate(0)
-        file.write(f"process {os.getpid()} on {socket.gethostname()}")
-        file.flush()
+        with told(run / LOCK):
+            file.truncate(0)
+            file.write(f"process {os.getpid()} on {socket.gethostname()}")
+            file.flush()
         for folder in (run, run / FOLDER):
             remove_asides(folder)
         yield

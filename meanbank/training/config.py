@@ -26,6 +26,8 @@ class TrainingConfig:
     evaluate_every: steps between held-out evaluations (0: never), on evaluation_tokens tokens.
     checkpoint_every: steps between checkpoints (0: at the end only); keep_last: how many stay;
         keep_every: at multiples of so many steps one is written that stays forever (0: none).
+    write_behind: training goes on for so many steps while a checkpoint is written, then it waits.
+        A kill loses at most checkpoint_every steps, and with more than 1 here as many more.
     accumulation: a batch goes through the model in so many parts, one after the other, which takes
         less memory; the gradient is that of the whole batch, but for rounding.
     device: "auto" takes a GPU where there is one.
@@ -40,13 +42,14 @@ class TrainingConfig:
     checkpoint_every: int = 0
     keep_last: int = 1
     keep_every: int = 0
+    write_behind: int = 1
     accumulation: int = 1
     device: Literal["auto", "cpu", "cuda"] = "auto"
 
     def __post_init__(self) -> None:
         if self.steps < 1:
             raise ValueError(f"steps must be at least 1, got {self.steps}")
-        for name in ("keep_last", "evaluation_tokens", "accumulation"):
+        for name in ("keep_last", "write_behind", "evaluation_tokens", "accumulation"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
         if self.warmup_steps is None:
@@ -71,6 +74,7 @@ FREE_SETTINGS = (
     "training.checkpoint_every",
     "training.keep_last",
     "training.keep_every",
+    "training.write_behind",
     "training.accumulation",
     "training.device",
 )

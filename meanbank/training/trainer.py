@@ -139,7 +139,7 @@ class Trainer:
                 self._evaluate(metrics, stop)
             while self.step < steps and stop.number is None:
                 figures = self._train_step(batches)
-                self.writer.check()
+                self._keep_up()
                 metrics.write(self.step, **figures, seconds=time.monotonic() - started)
                 report(
                     1, f"loss {figures['loss']:.3f}, {figures['tokens_per_second']:,.0f} tokens/s"
@@ -206,6 +206,12 @@ class Trainer:
             where = f"first in {broken[-1]}" if broken else "for their squares overflow"
             raise NonFiniteError(f"a gradient is not finite at step {self.step + 1}, {where}")
         return gradients, norm
+
+    def _keep_up(self) -> None:
+        """Hear of the last checkpoint; wait for it where a kill would cost more than it may."""
+        if self.saved is not None and self.step >= self.saved + self.config.training.write_behind:
+            self.writer.wait()
+        self.writer.check()
 
     def _save_due(self) -> bool:
         settings = self.config.training

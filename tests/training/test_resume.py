@@ -60,12 +60,13 @@ def test_resuming_at_every_step_is_bit_exact(tiny, tmp_path, monkeypatch):
         signal.raise_signal(signal.SIGTERM)
         return train_step(self, batches)
 
-    monkeypatch.setattr(trainer_module.Trainer, "_train_step", one_step)
-    for step in range(STEPS - 1):
-        torch.randn(step)  # the random state of the process moves on
-        workers = 2 * (step % 2)
-        with pytest.raises(Interrupted, match=f"after step {step + 1}"):
-            train(tiny(f"data.workers={workers}"), parts, resume=step > 0)
+    with monkeypatch.context() as patched:
+        patched.setattr(trainer_module.Trainer, "_train_step", one_step)
+        for step in range(STEPS - 1):
+            torch.randn(step)  # the random state of the process moves on
+            workers = 2 * (step % 2)
+            with pytest.raises(Interrupted, match=f"after step {step + 1}"):
+                train(tiny(f"data.workers={workers}"), parts, resume=step > 0)
     train(tiny("data.workers=2"), parts, resume=True)
     assert figures(parts) == figures(whole)
     found = files_at(parts)
@@ -133,6 +134,7 @@ def test_what_may_change_on_resuming(tiny, tmp_path):
     changes = ["training.checkpoint_every=7", "training.keep_last=5", "training.keep_every=3"]
     changes += ["training.evaluate_every=3", "training.evaluation_tokens=8", "data.workers=1"]
     changes += ["training.accumulation=2", "training.device=cpu"]
+    changes += ["training.write_behind=4"]
     changed = tiny("training.steps=3", *changes)
     train(changed, run, resume=True)
     assert load_config(run / "config.yaml") == changed
