@@ -26,11 +26,12 @@ def moments(count, kind, seed, **more):
     return [{"moment": draw(), "signal": kind, **more} for _ in range(count)]
 
 
-def plans_of(kills, saves, full, broken, stops):
+def plans_of(kills, saves, anywhere, full, broken, stops):
     """So many trials of each kind."""
     return {
         "kill": moments(kills, signal.SIGKILL, 1),
         "save": [{"points": saves, "of": "save", "what": "kill"}],
+        "anywhere": [{"points": anywhere, "of": "run", "what": "kill"}],
         "full": [
             {"points": -(-full // 2), "of": "save", "what": "ENOSPC"},
             {"points": full // 2, "of": "run", "what": "ENOSPC"},
@@ -70,8 +71,8 @@ def run_trials(folder, plans):
     return results
 
 
-SMALL = plans_of(kills=10, saves=4, full=2, broken=1, stops=1)
-LARGE = plans_of(kills=100, saves=999, full=30, broken=10, stops=25)
+SMALL = plans_of(kills=10, saves=4, anywhere=2, full=2, broken=1, stops=1)
+LARGE = plans_of(kills=100, saves=999, anywhere=60, full=30, broken=10, stops=25)
 
 
 @pytest.fixture(
@@ -102,8 +103,9 @@ def test_everything_is_as_if_nothing_had_happened(trials):
 
 def test_a_kill_costs_few_steps(trials):
     """At most as many as there are from checkpoint to checkpoint."""
-    killed = [t for t in of_kind(trials, "kill", "save") if t["code"] == -signal.SIGKILL]
-    assert len(killed) > len(of_kind(trials, "save")) / 2
+    kinds = of_kind(trials, "kill", "save", "anywhere")
+    killed = [trial for trial in kinds if trial["code"] == -signal.SIGKILL]
+    assert len(killed) > len(kinds) / 2
     for trial in killed:
         assert trial["lost"] <= EVERY, trial
 
@@ -126,11 +128,9 @@ def test_what_the_disk_refuses_is_one_line(trials):
 
 
 def test_a_signal_loses_nothing(trials):
-    codes = set()
     for trial in of_kind(trials, "stop"):
         assert trial["lost"] == 0, trial
         assert trial["seconds"] < 10, trial
-        codes.add(trial["code"])
         if trial["code"] == 128 + trial["signal"] and trial["done"]:
             assert f"after step {trial['done']}; go on with" in trial["said"], trial
 
