@@ -20,6 +20,7 @@ from meanbank.cli.generate import generate
 from meanbank.cli.plan import plan
 from meanbank.cli.plot import plot_mask, plot_memory
 from meanbank.cli.prepare import prepare
+from meanbank.cli.runs import runs
 from meanbank.cli.study import STUDY
 from meanbank.cli.train import train
 from meanbank.core.errors import one_line
@@ -47,6 +48,7 @@ def _group(description: str, verbs: dict[str, Callable[..., int]]) -> Callable[.
 VERBS = {
     "prepare": prepare,
     "train": train,
+    "runs": runs,
     "evaluate": evaluate,
     "generate": generate,
     "plan": plan,

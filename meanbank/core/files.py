@@ -4,6 +4,7 @@ import contextlib
 import fcntl
 import json
 import os
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any
@@ -17,18 +18,66 @@ def whole_file(path: Path, *, overwrite: bool = True) -> Iterator[IO[bytes]]:
     `overwrite`, FileExistsError when there is something at `path` by then, which stays.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    aside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    aside = aside_of(path)
     try:
-        with aside.open("wb") as file:
-            yield file
-            file.flush()
-            os.fsync(file.fileno())
-        if overwrite:
-            aside.replace(path)
-        else:
-            _rename_to_new(aside, path)
+        with told(path):
+            with aside.open("wb") as file:
+                yield file
+                file.flush()
+                os.fsync(file.fileno())
+            if overwrite:
+                aside.replace(path)
+            else:
+                _rename_to_new(aside, path)
+            flush(path.parent)
     finally:
         aside.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def told(path: Path) -> Iterator[None]:
+    """Have an error of the disk, such as that it is full, tell the file."""
+    try:
+        yield
+    except OSError as error:
+        if error.filename is None and error.errno is not None:
+            raise OSError(error.errno, error.strerror, str(path)) from error
+        raise
+
+
+def aside_of(path: Path) -> Path:
+    """Where this process writes what is to become `path`."""
+    return path.with_name(f".{path.name}.{os.getpid()}.tmp")
+
+
+def remove_asides(folder: Path) -> None:
+    """Remove what processes that are no more were writing in a folder; nobody may write there."""
+    for left in folder.glob(".*.tmp"):
+        remove(left)
+
+
+def remove(path: Path) -> None:
+    """Remove a file, or a folder with all that is in it."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
+
+
+def discard(path: Path) -> None:
+    """`remove`, at once for whoever looks: a crash leaves all of it, or what is no more in use."""
+    gone = path.with_name(f".{path.name}.{os.getpid()}.gone.tmp")
+    path.replace(gone)
+    remove(gone)
+
+
+def flush(path: Path) -> None:
+    """Have a file, or the names in a folder, on disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def _rename_to_new(aside: Path, path: Path) -> None:
@@ -50,8 +99,13 @@ def write_text(path: Path, text: str) -> None:
 
 
 def write_json(path: Path, value: Any) -> None:
-    """`write_text` of indented JSON; NaN and infinities are refused."""
-    write_text(path, json.dumps(value, indent=2, allow_nan=False) + "\n")
+    """`write_text` of `json_text`."""
+    write_text(path, json_text(value))
+
+
+def json_text(value: Any) -> str:
+    """Indented JSON; NaN and infinities are refused."""
+    return json.dumps(value, indent=2, allow_nan=False) + "\n"
 
 
 def read_json(path: Path) -> Any:

@@ -84,7 +84,7 @@ def write_tensors(
             tensor = tensors[name].detach().cpu().contiguous()
             check_numbers(name, tensor)
             digests[name] = hashlib.sha256()
-            for piece in _pieces(tensor):
+            for piece in pieces_of(tensor):
                 digests[name].update(piece)
                 file.write(piece)
         header = _header(words, entries, {name: x.hexdigest() for name, x in digests.items()})
@@ -223,7 +223,7 @@ def read_tensor(file: IO[bytes], header: Header, entry: Entry) -> Tensor:
     """
     file.seek(header.payload_at + entry.start)
     tensor, digest = torch.empty(entry.shape, dtype=entry.dtype), hashlib.sha256()
-    for piece in _pieces(tensor):
+    for piece in pieces_of(tensor):
         _read_into(file, piece)
         digest.update(piece)
     if digest.hexdigest() != header.words[SHA256 + entry.name]:
@@ -248,8 +248,8 @@ def tensor_bytes(tensor: Tensor) -> memoryview:
     return memoryview(array)
 
 
-def _pieces(tensor: Tensor) -> Iterator[memoryview]:
-    """The bytes of a contiguous tensor in main memory."""
+def pieces_of(tensor: Tensor) -> Iterator[memoryview]:
+    """The bytes of a contiguous tensor in main memory, some at a time."""
     if tensor.numel():
         view = tensor_bytes(tensor)
         yield from (view[at : at + PIECE] for at in range(0, len(view), PIECE))

@@ -42,6 +42,24 @@ class Batch:
             document_ids=documents,
         )
 
+    @property
+    def targets(self) -> int:
+        """Labels that are not ignored."""
+        return int((self.labels != IGNORED).sum())
+
+    def parts(self, count: int) -> "list[Batch]":
+        """Its rows in so many parts, in order, whose sizes differ by at most one."""
+        rows = torch.arange(len(self.input_ids)).tensor_split(count)
+        documents = self.document_ids
+        return [
+            Batch(
+                input_ids=self.input_ids[part],
+                labels=self.labels[part],
+                document_ids=None if documents is None else documents[part],
+            )
+            for part in rows
+        ]
+
 
 def check_rows(step: int, first: int, count: int, batch_size: int) -> None:
     """Raises ValueError unless a step's batch of `batch_size` rows has these rows."""

@@ -15,6 +15,18 @@ TRAINED_VOCABULARY = 4096
 LONGEST_CYCLE = 10_000
 
 
+LEAST = {
+    "split_seed": 0,
+    "workers": 0,
+    "sequence_length": 1,
+    "batch_size": 1,
+    "pad_vocab_to": 1,
+    "min_document_tokens": 2,
+    "max_documents": 2,
+    "max_tokens": 1,
+}
+
+
 @dataclass(frozen=True, kw_only=True)
 class WeightedSource:
     """One of several sources: a source, see `open_source`, and its share of the training tokens.
@@ -57,6 +69,8 @@ class DataConfig:
     them. "isolate": the same windows, but a document sees only itself. "document": a piece of one
     document; what is shorter than a row, or is left at a document's ends, is in no row of that
     epoch. In held-out evaluations a document sees those before it with "stream" only.
+    `workers`: threads that make training batches ahead; 0 makes each when it is needed. Whatever
+    their number, batches are the same.
     `recall`: settings of the source `recall`, whose lengths come from its curriculum; filled
     in with the defaults there, None for every other source.
 
@@ -75,6 +89,7 @@ class DataConfig:
     sequence_length: int = 512
     batch_size: int = 8
     pack: Pack = "stream"
+    workers: int = 0
     recall: RecallConfig | None = None
 
     def __post_init__(self) -> None:
@@ -92,12 +107,7 @@ class DataConfig:
             raise ValueError(
                 f"data.held_out_fraction must lie between 0 and 1, got {self.held_out_fraction}"
             )
-        if self.split_seed < 0:
-            raise ValueError(f"data.split_seed must not be negative, got {self.split_seed}")
-        for name in ("sequence_length", "batch_size", "pad_vocab_to"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"data.{name} must be at least 1, got {getattr(self, name)}")
-        for name, least in (("min_document_tokens", 2), ("max_documents", 2), ("max_tokens", 1)):
+        for name, least in LEAST.items():
             value = getattr(self, name)
             if value is not None and value < least:
                 raise ValueError(f"data.{name} must be at least {least}, got {value}")

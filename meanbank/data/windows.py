@@ -23,8 +23,7 @@ class Windows:
         self.packed = packed
         self.length = length
         self._key = seed, number
-        self._epoch = -1
-        self._epoch_starts = np.empty(0, dtype=np.int64)
+        self._epoch = -1, np.empty(0, dtype=np.int64)
 
     def starts(self, windows: np.ndarray) -> np.ndarray:
         """First positions of windows by their numbers: (n,) int64."""
@@ -38,13 +37,15 @@ class Windows:
         return tokens[positions % len(tokens)].astype(np.int64)
 
     def _starts(self, epoch: int) -> np.ndarray:
-        # Only a cache: the permutation of one epoch, made again after a jump.
-        if epoch != self._epoch:
+        # Only a cache: the permutation of one epoch, made again after a jump. Number and starts are
+        # one value, for threads ask here at the same time.
+        cached, starts = self._epoch
+        if epoch != cached:
             seed, number = self._key
             # For source 0 these are the numbers of (seed, epoch): NumPy fills up with zeros.
-            self._epoch_starts = self._shuffled(np.random.default_rng((seed, epoch, number)))
-            self._epoch = epoch
-        return self._epoch_starts
+            starts = self._shuffled(np.random.default_rng((seed, epoch, number)))
+            self._epoch = epoch, starts
+        return starts
 
     def _shuffled(self, generator: np.random.Generator) -> np.ndarray:
         """Starts of all windows of an epoch, in its order."""

@@ -23,14 +23,13 @@ from meanbank.studies.resolve import STUDY, Study, write_study
 from meanbank.studies.results import drop_results, keep_result, read_results
 from meanbank.training.planning import model_of, training_flops
 from meanbank.training.run import CONFIG, check_resumable
-from meanbank.training.trainer import stop_signals
+from meanbank.training.signals import StopSignals
 
 CLAIMS, LOCK = "claims.json", ".lock"
 SECONDS_BETWEEN_LOOKS = 0.2
 SECONDS_BETWEEN_REPORTS = 2.0
 
 Start = Callable[[Sequence[Job]], Sequence[Handle]]
-Stop = Callable[[], int | None]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -170,7 +169,7 @@ class Engine:
         total, done = sum(job.tokens for job in self._jobs), sum(self._done)
         if waiting:
             title = f"study {waiting[0].study}"
-            with progress(title, total, done=done) as report, stop_signals() as stop:
+            with progress(title, total, done=done) as report, StopSignals() as stop:
                 try:
                     beside = [job for job in waiting if not lacks_only_alone(job)]
                     self._bring_to_end(beside, self._launcher.start, report, stop)
@@ -188,7 +187,9 @@ class Engine:
             stopped=self._stopped,
         )
 
-    def _bring_to_end(self, jobs: Sequence[Job], start: Start, report: Report, stop: Stop) -> None:
+    def _bring_to_end(
+        self, jobs: Sequence[Job], start: Start, report: Report, stop: StopSignals
+    ) -> None:
         if not jobs or self._stopped is not None:
             return
         self._ran += len(jobs)
@@ -202,7 +203,7 @@ class Engine:
                 elif (code := handle.result()) != 0 and self._stopped is None:
                     self._failed.append(write_failure(job, code))
             pending = left
-            if self._stopped is None and (number := stop()) is not None:
+            if self._stopped is None and (number := stop.number) is not None:
                 self._stopped = number
                 self._launcher.stop()  # and wait until they have saved
             if not pending or time.monotonic() - told > SECONDS_BETWEEN_REPORTS:

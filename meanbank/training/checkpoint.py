@@ -1,78 +1,226 @@
-"""Checkpoints: a Hugging Face folder and the optimizer's state, whole or not there."""
+"""Checkpoints: a Hugging Face folder and the optimizer's state, whole or not there.
+
+model.safetensors, config.json, generation_config.json, tokenizer.json   for `from_pretrained`
+optimizer.safetensors   moments and random state
+trainer.json            step and tokens
+manifest.json           size and sha256 of every file, and what the checkpoint is of
+
+Everything is safetensors or JSON. `torch.distributed.checkpoint` is no help to one process: its
+metadata is a pickle, and its folder is none for `from_pretrained`.
+"""
 
 import contextlib
+import dataclasses
+import hashlib
 import os
 import re
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from tokenizers import Tokenizer
 from torch import Tensor
 
 from meanbank.core.errors import BankStorageError, one_line
-from meanbank.core.files import read_json, write_json
+from meanbank.core.files import aside_of, discard, flush, json_text, read_json
+from meanbank.core.safetensors_file import safetensors_pieces
 from meanbank.model import MeanbankForCausalLM
 from meanbank.training.recipes import Optimizers
 
 FOLDER = "checkpoints"
-OPTIMIZER, TRAINER, TOKENIZER = "optimizer.safetensors", "trainer.json", "tokenizer.json"
+MODEL, OPTIMIZER = "model.safetensors", "optimizer.safetensors"
+TRAINER, TOKENIZER, MANIFEST = "trainer.json", "tokenizer.json", "manifest.json"
+FORMAT = 1  # of the manifest
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Snapshot:
+    """All that a checkpoint holds, as copies in main memory: training may go on.
+
+    texts, tensors: content by file; facts: what the manifest says besides.
+    """
+
+    step: int
+    tokens: int
+    texts: Mapping[str, str]
+    tensors: Mapping[str, Mapping[str, Tensor]]
+    facts: Mapping[str, Any]
+
+
+def snapshot(
+    model: MeanbankForCausalLM,
+    optimizer: Optimizers,
+    tokenizer: Tokenizer | None,
+    *,
+    step: int,
+    tokens: int,
+    facts: Mapping[str, Any] | None = None,
+) -> Snapshot:
+    """Copy the state after `step` steps; facts: `config` and `data`, which tell the run."""
+    from meanbank import __version__
+
+    model.config.dtype = str(model.dtype).removeprefix("torch.")
+    model.config.architectures = [type(model).__name__]
+    texts = {"config.json": model.config.to_json_string()}
+    if model.generation_config is not None:
+        texts["generation_config.json"] = model.generation_config.to_json_string()
+    if tokenizer is not None:
+        texts[TOKENIZER] = tokenizer.to_str(pretty=True)
+    tensors = {MODEL: model.state_dict(), OPTIMIZER: _optimizer_tensors(optimizer)}
+    return Snapshot(
+        step=step,
+        tokens=tokens,
+        texts=texts,
+        tensors={name: _copied(found) for name, found in tensors.items()},
+        facts={"version": __version__, **(facts or {})},
+    )
+
+
+def _copied(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {name: tensor.detach().to("cpu", copy=True) for name, tensor in tensors.items()}
+
+
+def _optimizer_tensors(optimizer: Optimizers) -> dict[str, Tensor]:
+    tensors = {
+        f"state.{index}.{key}": value
+        for index, entries in optimizer.state_dict()["state"].items()
+        for key, value in entries.items()
+    }
+    tensors["rng.cpu"] = torch.get_rng_state()
+    if torch.cuda.is_available():
+        tensors["rng.cuda"] = torch.cuda.get_rng_state()
+    return tensors
 
 
 def checkpoints(run: Path) -> list[Path]:
     """Complete checkpoints of a run, oldest first."""
     found = [path for path in (run / FOLDER).glob("step-*") if re.fullmatch(r"step-\d+", path.name)]
-    return sorted(found, key=lambda path: int(path.name.split("-")[1]))
+    return sorted(found, key=step_of)
 
 
-def save_checkpoint(
-    run: Path,
-    step: int,
-    model: MeanbankForCausalLM,
-    optimizer: Optimizers,
-    tokenizer: Tokenizer | None,
-    *,
-    tokens: int,
-    keep_last: int,
-) -> Path:
-    """Write the state after `step` steps aside, flush it, rename it; then prune older ones."""
-    final = run / FOLDER / f"step-{step:06d}"
-    aside = final.with_name(f".{final.name}.{os.getpid()}.tmp")
-    for left in final.parent.glob(".step-*.tmp"):  # of a try that was killed
-        shutil.rmtree(left, ignore_errors=True)
+def step_of(path: Path) -> int:
+    """The steps that a checkpoint has behind it, from its name."""
+    return int(path.name.split("-")[1])
+
+
+def save_checkpoint(run: Path, taken: Snapshot, *, keep_last: int, keep_every: int = 0) -> Path:
+    """Write a snapshot, check that it can be read again, give it its name; then prune others.
+
+    The newest `keep_last` stay, and those at multiples of `keep_every`. OSError where it cannot be
+    written, ValueError where other bytes are read than were written; those before stay then.
+    """
+    final = run / FOLDER / f"step-{taken.step:06d}"
+    aside = aside_of(final)
     aside.mkdir(parents=True)
     try:
-        model.save_pretrained(aside)
-        if tokenizer is not None:
-            tokenizer.save(str(aside / TOKENIZER))
-        save_file(_optimizer_tensors(optimizer), aside / OPTIMIZER)
-        write_json(aside / TRAINER, {"step": step, "tokens": tokens})
-        for path in aside.iterdir():
-            _flush(path)
-        if final.exists():
-            shutil.rmtree(final)
+        _write(aside, taken)
+        found = damage(aside)
+        if found is not None:
+            raise ValueError(f"the disk did not keep what was written: {found}")
+        if final.exists():  # a damaged one: training has come here from the one before
+            discard(final)
         aside.rename(final)
-        _flush(final.parent)
+        flush(final.parent)
     finally:
         shutil.rmtree(aside, ignore_errors=True)
-    for old in checkpoints(run)[:-keep_last]:
-        shutil.rmtree(old)
+    _prune(run, taken.step, keep_last, keep_every)
     return final
+
+
+def _write(folder: Path, taken: Snapshot) -> None:
+    """Write all files, each down to the disk, and the manifest last."""
+    of = {"step": taken.step, "tokens": taken.tokens}
+    texts = {**taken.texts, TRAINER: json_text(of)}
+    files = {name: _write_file(folder / name, [text.encode()]) for name, text in texts.items()}
+    for name, tensors in taken.tensors.items():
+        files[name] = _write_file(folder / name, safetensors_pieces(tensors, {"format": "pt"}))
+    manifest = json_text({"format": FORMAT, **of, **taken.facts, "files": files})
+    _write_file(folder / MANIFEST, [manifest.encode()])
+    flush(folder)
+
+
+def _write_file(path: Path, pieces: Iterable[bytes | memoryview]) -> dict[str, Any]:
+    """Write a file down to the disk; returns what it should be when it is read again."""
+    digest, size = hashlib.sha256(), 0
+    with path.open("wb") as file:
+        for piece in pieces:
+            digest.update(piece)
+            size += len(piece)
+            file.write(piece)
+        file.flush()
+        os.fsync(file.fileno())
+    return {"size": size, "sha256": digest.hexdigest()}
+
+
+def _read_file(path: Path) -> dict[str, Any]:
+    """As `_write_file` returns it, of a file that is there."""
+    with path.open("rb") as file:
+        digest = hashlib.file_digest(file, "sha256")
+    return {"size": path.stat().st_size, "sha256": digest.hexdigest()}
+
+
+def read_manifest(path: Path) -> dict[str, Any] | None:
+    """A checkpoint's manifest, None where it has none; ValueError where that is not one of ours."""
+    if not (path / MANIFEST).is_file():
+        return None
+    manifest = read_json(path / MANIFEST)
+    if not isinstance(manifest, dict) or not isinstance(manifest.get("files"), dict):
+        raise ValueError(f"{MANIFEST} is not a manifest")
+    if manifest.get("format") != FORMAT:
+        raise ValueError(f"its format is {manifest.get('format')}, this version reads {FORMAT}")
+    return manifest
+
+
+def damage(path: Path) -> str | None:
+    """What is wrong with the files of a checkpoint by its manifest, None where nothing is.
+
+    Checkpoints of earlier versions have no manifest, and only loading them tells.
+    """
+    try:
+        manifest = read_manifest(path)
+        if manifest is None:
+            return None
+        for name, expected in manifest["files"].items():
+            if not (path / name).is_file():
+                return f"{name} is missing"
+            found = _read_file(path / name)
+            if found != expected:
+                return f"{name} is not what was written ({found['size']:,} bytes)"
+    except (OSError, ValueError) as error:
+        return one_line(error)
+    return None
+
+
+def _prune(run: Path, step: int, keep_last: int, keep_every: int) -> None:
+    """Those beyond `step` go as well: training has come from before them, as they are damaged."""
+    found = [path for path in checkpoints(run) if step_of(path) <= step]
+    kept = set(found[-keep_last:])
+    if keep_every:
+        kept |= {path for path in found if step_of(path) % keep_every == 0}
+    for path in checkpoints(run):
+        if path not in kept:
+            discard(path)
 
 
 def load_checkpoint(
     path: Path, model: MeanbankForCausalLM, optimizer: Optimizers
 ) -> dict[str, Any]:
-    """Put weights, moments and random state back; returns what `TRAINER` holds."""
+    """Put weights, moments and random state back; returns what `TRAINER` holds.
+
+    Raises ValueError, in one line, for a checkpoint that is damaged.
+    """
     with damage_told(path):
-        model.load_state_dict(load_file(path / "model.safetensors"))
-        tensors = load_file(path / OPTIMIZER)
-        _restore_optimizer(optimizer, tensors)
-    return read_json(path / TRAINER)
+        found = damage(path)
+        if found is not None:
+            raise ValueError(found)
+        saved = read_json(path / TRAINER)
+        model.load_state_dict(load_file(path / MODEL))
+        _restore_optimizer(optimizer, load_file(path / OPTIMIZER))
+    return saved
 
 
 def _restore_optimizer(optimizer: Optimizers, tensors: dict[str, Tensor]) -> None:
@@ -96,23 +244,3 @@ def damage_told(path: Path) -> Iterator[None]:
         raise
     except (OSError, SafetensorError, ValueError, TypeError, KeyError, RuntimeError) as error:
         raise ValueError(f"the checkpoint {path} is damaged: {one_line(error)}") from error
-
-
-def _optimizer_tensors(optimizer: Optimizers) -> dict[str, Tensor]:
-    tensors = {
-        f"state.{index}.{key}": value.contiguous()
-        for index, entries in optimizer.state_dict()["state"].items()
-        for key, value in entries.items()
-    }
-    tensors["rng.cpu"] = torch.get_rng_state()
-    if torch.cuda.is_available():
-        tensors["rng.cuda"] = torch.cuda.get_rng_state()
-    return tensors
-
-
-def _flush(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

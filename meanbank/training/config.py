@@ -22,7 +22,12 @@ class TrainingConfig:
     warmup_steps: the learning rate rises over these; default the recipe's, a tenth of the steps and
         at most 200 (bov: 40).
     evaluate_every: steps between held-out evaluations (0: never), on evaluation_tokens tokens.
-    checkpoint_every: steps between checkpoints (0: at the end only); keep_last: how many stay.
+    checkpoint_every: steps between checkpoints (0: at the end only); keep_last: how many stay;
+        keep_every: at multiples of so many steps one is written that stays forever (0: none).
+    write_behind: training goes on for so many steps while a checkpoint is written, then it waits.
+        A kill loses at most checkpoint_every steps, and with more than 1 here as many more.
+    accumulation: a batch goes through the model in so many parts, one after the other, which takes
+        less memory; the gradient is that of the whole batch, but for rounding.
     device: "auto" takes a GPU where there is one.
     """
 
@@ -34,12 +39,15 @@ class TrainingConfig:
     evaluation_tokens: int = 65536
     checkpoint_every: int = 0
     keep_last: int = 1
+    keep_every: int = 0
+    write_behind: int = 1
+    accumulation: int = 1
     device: Literal["auto", "cpu", "cuda"] = "auto"
 
     def __post_init__(self) -> None:
         if self.steps < 1:
             raise ValueError(f"steps must be at least 1, got {self.steps}")
-        for name in ("keep_last", "evaluation_tokens"):
+        for name in ("keep_last", "write_behind", "evaluation_tokens", "accumulation"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
         if self.warmup_steps is None:
@@ -50,10 +58,24 @@ class TrainingConfig:
                 f"warmup_steps must be between 0 and steps ({self.steps}), got "
                 f"{self.warmup_steps}; set training.warmup_steps, too"
             )
-        for name in ("seed", "evaluate_every", "checkpoint_every"):
+        for name in ("seed", "evaluate_every", "checkpoint_every", "keep_every"):
             if getattr(self, name) < 0:
                 raise ValueError(f"{name} must not be negative, got {getattr(self, name)}")
 
+
+# What may change when a run is resumed: none of it changes what is learnt, but for rounding.
+FREE_SETTINGS = (
+    "description",
+    "data.workers",
+    "training.evaluate_every",
+    "training.evaluation_tokens",
+    "training.checkpoint_every",
+    "training.keep_last",
+    "training.keep_every",
+    "training.write_behind",
+    "training.accumulation",
+    "training.device",
+)
 
 MODEL_SETTINGS = (
     "backbone",
@@ -95,6 +117,11 @@ class RunConfig:
         resolved = self.model_config(vocab_size=2)
         settings = {name: getattr(resolved, name) for name in MODEL_SETTINGS if name != "plan"}
         object.__setattr__(self, "model", settings)
+        if self.training.accumulation > self.data.batch_size:
+            raise ValueError(
+                f"training.accumulation is {self.training.accumulation}, but a batch has only "
+                f"{self.data.batch_size} rows (data.batch_size)"
+            )
 
     def model_config(self, vocab_size: int, end_of_text_id: int | None = None) -> MeanbankConfig:
         """The Hugging Face configuration; raises ValueError for a wrong setting."""

@@ -102,7 +102,8 @@ def plan_footprint(
         training = None
         if train_length is not None:
             groups = run.training.recipe.optimizer(model, run.training.steps).param_groups
-            kept, sequences = optimizer_nbytes(groups), run.data.batch_size
+            kept = optimizer_nbytes(groups)
+            sequences = -(-run.data.batch_size // run.training.accumulation)
             training = training_bytes(model, train_length, sequences, kept)
         nn.Module.to(model, served)
         largest = None if budget is None else largest_context(model, budget, batch)

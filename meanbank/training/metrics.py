@@ -3,10 +3,13 @@
 import contextlib
 import importlib.util
 import json
+import os
+import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from meanbank.core.files import write_text
+from meanbank.core.files import told, write_text
 
 TAIL = 4096  # bytes that hold a few lines
 
@@ -15,34 +18,62 @@ class Metrics:
     """Appends to `metrics.jsonl`; an earlier try's lines after `first_step` steps are dropped."""
 
     def __init__(self, path: Path, first_step: int) -> None:
+        self.kept: list[dict[str, Any]] = []
         if path.is_file():
-            lines = [line for line in read_metrics(path) if line["step"] <= first_step]
-            write_text(path, "".join(json.dumps(line) + "\n" for line in lines))
-        self._file = path.open("a", encoding="utf-8")
+            self.kept = [line for line in read_metrics(path) if line["step"] <= first_step]
+            write_text(path, "".join(json.dumps(line) + "\n" for line in self.kept))
+        self._path, self._file = path, path.open("ab", buffering=0)
         self._board = None
         if importlib.util.find_spec("tensorboard"):
             from torch.utils.tensorboard import SummaryWriter
 
             self._board = SummaryWriter(str(path.parent / "tensorboard"), purge_step=first_step + 1)
 
+    def kept_at(self, step: int, name: str) -> bool:
+        """Whether an earlier try has left such a figure of a step."""
+        return any(line["step"] == step and name in line for line in self.kept)
+
     def write(self, step: int, **values: Any) -> None:
         """One line: the step (counted from 1) and plain numbers."""
-        self._file.write(json.dumps({"step": step, **values}) + "\n")
-        self._file.flush()
+        line = json.dumps({"step": step, **values}).encode("utf-8") + b"\n"
+        with told(self._path):
+            while line:  # a disk that is nearly full takes a part
+                line = line[self._file.write(line) :]
         if self._board is not None:
             for name, value in values.items():
                 self._board.add_scalar(name, value, step)
 
-    def close(self) -> None:
+    def sync(self) -> None:
+        """Have all lines on disk."""
+        with told(self._path):
+            os.fsync(self._file.fileno())
+
+    def __enter__(self) -> "Metrics":
+        return self
+
+    def __exit__(self, *_: object) -> None:
         self._file.close()
         if self._board is not None:
             self._board.close()
 
 
+class Stopwatch:
+    """Seconds that the parts of something took, by name, added up."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
+
+    @contextlib.contextmanager
+    def __call__(self, part: str) -> Iterator[None]:
+        began = time.perf_counter()
+        yield
+        self.seconds[part] = self.seconds.get(part, 0.0) + time.perf_counter() - began
+
+
 def read_metrics(path: Path) -> list[dict[str, Any]]:
-    """The whole lines of a metrics file; one that a crash cut short at the end is left out."""
+    """The whole lines of a metrics file, up to one that a crash has cut short."""
     lines = []
-    for line in path.read_text(encoding="utf-8").splitlines():
+    for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
         try:
             value = json.loads(line)
         except ValueError:

@@ -5,10 +5,12 @@ RUN/run.json        version, seed, data and sizes
 RUN/metrics.jsonl   one JSON line a step
 RUN/checkpoints/    the last checkpoints, each a Hugging Face folder
 RUN/evaluations/    results
+RUN/lock, RUN/status.json   who has it, and what became of it: see `claim`
 """
 
 import dataclasses
-import shutil
+import hashlib
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,16 +19,19 @@ import torch
 import yaml
 from tokenizers import Tokenizer
 
-from meanbank.core.files import read_json, write_json, write_text
+from meanbank.core.files import discard, read_json, write_json, write_text
+from meanbank.core.provenance import produced_by
 from meanbank.data import Corpus, RecallBatches, TextBatches, prepare_corpus
 from meanbank.data.tokenizer import load_tokenizer
 from meanbank.evaluation import Subject
 from meanbank.evaluation.bpb import window_starts
 from meanbank.model import MeanbankForCausalLM
 from meanbank.training.checkpoint import TOKENIZER, TRAINER, checkpoints, damage_told
-from meanbank.training.config import RunConfig, load_config
+from meanbank.training.claim import LOCK
+from meanbank.training.config import FREE_SETTINGS, RunConfig, load_config
 
 CONFIG, RUN, METRICS = "config.yaml", "run.json", "metrics.jsonl"
+TOLD = 4  # settings that differ, in one line
 
 
 @dataclasses.dataclass(frozen=True)
@@ -75,7 +80,9 @@ def check_free(run: Path, *, force: bool) -> None:
 
     `force` lets an earlier run be replaced, and only that.
     """
-    if not run.exists() or (run.is_dir() and not any(run.iterdir())):
+    if run.is_dir() and not _content(run):
+        return
+    if not run.exists():
         return
     if not force:
         raise ValueError(
@@ -87,21 +94,56 @@ def check_free(run: Path, *, force: bool) -> None:
 
 
 def make_run(run: Path, config: RunConfig, *, force: bool) -> None:
-    """Make the folder of a new run; see `check_free`."""
+    """Begin a new run in a claimed folder; see `check_free`."""
     check_free(run, force=force)
-    if run.exists():
-        shutil.rmtree(run)
-    run.mkdir(parents=True)
+    # The configuration last: without it, what a crash leaves would not be a run to replace.
+    for path in sorted(_content(run), key=lambda path: path.name == CONFIG):
+        discard(path)
+    write_config(run, config)
+
+
+def _content(run: Path) -> list[Path]:
+    """What is in a folder besides its lock and what was left aside."""
+    return [p for p in run.iterdir() if p.name != LOCK and not p.match(".*.tmp")]
+
+
+def write_config(run: Path, config: RunConfig) -> None:
     text = yaml.safe_dump(config.plain(), sort_keys=False, allow_unicode=True)
     write_text(run / CONFIG, text)
 
 
 def check_resumable(run: Path, config: RunConfig) -> None:
-    """Raise ValueError unless `run` was made from the same configuration."""
-    saved = read_config(run)
-    difference = _difference(saved.plain(), config.plain())
-    if difference:
-        raise ValueError(f"cannot resume {run}: {difference}")
+    """Raise ValueError unless `run` was made from the same configuration.
+
+    `FREE_SETTINGS` may differ.
+    """
+    ours, theirs = (_settings(found.plain()) for found in (config, read_config(run)))
+    names = [name for name in {**theirs, **ours} if name not in FREE_SETTINGS]
+    found = [
+        f"{name} = {theirs.get(name)!r}, not {ours.get(name)!r}"
+        for name in names
+        if theirs.get(name) != ours.get(name)
+    ]
+    if found:
+        more = f" and {len(found) - TOLD} more" if len(found) > TOLD else ""
+        raise ValueError(f"cannot resume {run}: it was made with {', '.join(found[:TOLD])}{more}")
+
+
+def _settings(plain: Any, path: str = "") -> dict[str, Any]:
+    """Values of a plain configuration by dotted name; lists are values."""
+    if not isinstance(plain, dict):
+        return {path: plain}
+    found = {}
+    for name, value in plain.items():
+        found |= _settings(value, f"{path}.{name}" if path else str(name))
+    return found
+
+
+def config_hash(config: RunConfig) -> str:
+    """sha256 of a configuration without what may change when a run is resumed."""
+    settings = _settings(config.plain())
+    fixed = {name: value for name, value in settings.items() if name not in FREE_SETTINGS}
+    return hashlib.sha256(json.dumps(fixed, sort_keys=True).encode("utf-8")).hexdigest()
 
 
 def check_same_data(run: Path, data: TrainingData) -> None:
@@ -123,17 +165,6 @@ def run_info(run: Path) -> dict[str, Any]:
     if not isinstance(info, dict) or not isinstance(info.get("data"), dict):
         raise ValueError(f"{run / RUN} is not the description of a run")
     return info
-
-
-def _difference(saved: Any, wanted: Any, path: str = "") -> str | None:
-    if isinstance(saved, dict) and isinstance(wanted, dict):
-        for key in {**saved, **wanted}:
-            where = f"{path}.{key}" if path else str(key)
-            found = _difference(saved.get(key), wanted.get(key), where)
-            if found:
-                return found
-        return None
-    return None if saved == wanted else f"it was made with {path} = {saved!r}, not {wanted!r}"
 
 
 def read_config(run: Path) -> RunConfig:
@@ -244,5 +275,23 @@ def load_model(
     return model.eval(), tokenizer
 
 
-def write_run_info(run: Path, info: dict[str, Any]) -> None:
+def write_run_info(
+    run: Path, config: RunConfig, model: MeanbankForCausalLM, data: TrainingData
+) -> None:
+    """Write down what a run is trained with, and on what."""
+    facts = produced_by(
+        device=str(model.device),
+        dtype=str(model.dtype).removeprefix("torch."),
+        seed=config.training.seed,
+    )
+    tokens = config.data.batch_size * config.data.sequence_length * config.training.steps
+    info = {
+        **facts,
+        "description": config.description,
+        "parameters": sum(p.numel() for p in model.parameters()),
+        "steps": config.training.steps,
+        "sequence_length": config.data.sequence_length,
+        "tokens": None if data.corpus is None else tokens,
+        "data": data.description,
+    }
     write_json(run / RUN, info)

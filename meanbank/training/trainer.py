@@ -1,12 +1,11 @@
 """The training loop."""
 
 import contextlib
-import dataclasses
+import functools
 import math
-import signal
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import torch
@@ -14,15 +13,21 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from meanbank.core.progress import progress
-from meanbank.core.provenance import produced_by
 from meanbank.data import IGNORED, Batch
+from meanbank.data.ahead import batches_ahead
 from meanbank.evaluation import BitsPerByte, run_evaluation
 from meanbank.model import MeanbankForCausalLM
-from meanbank.training.checkpoint import checkpoints, load_checkpoint, save_checkpoint
+from meanbank.training.checkpoint import checkpoints, load_checkpoint, snapshot
+from meanbank.training.claim import check_unclaimed, claimed, recorded
 from meanbank.training.config import RunConfig
+from meanbank.training.finite import (
+    NonFiniteError,
+    is_finite,
+    locate_non_finite,
+    non_finite_names,
+)
 from meanbank.training.gradients import clip, numbers_of
-from meanbank.training.metrics import Metrics
-from meanbank.training.recipes import Optimizers
+from meanbank.training.metrics import Metrics, Stopwatch
 from meanbank.training.run import (
     METRICS,
     TrainingData,
@@ -30,23 +35,21 @@ from meanbank.training.run import (
     check_resumable,
     check_same_data,
     choose_device,
+    config_hash,
     make_run,
     open_data,
     subject_of,
+    write_config,
     write_run_info,
 )
+from meanbank.training.signals import Interrupted, StopSignals
+from meanbank.training.writer import CheckpointWriter
+
+HELD_OUT = "held_out_bpb"
 
 
-class Interrupted(Exception):
-    """Training stopped by a signal, after a checkpoint."""
-
-    def __init__(self, number: int, step: int) -> None:
-        super().__init__(f"stopped by {signal.Signals(number).name} after step {step}")
-        self.number = number
-
-
-class NonFiniteError(ValueError):
-    """A loss, a gradient or a weight is not finite; training stops before it spreads."""
+class _Left(Exception):
+    """An evaluation that a signal has ended."""
 
 
 def train(config: RunConfig, out: str | Path, *, resume: bool = False, force: bool = False) -> Path:
@@ -58,6 +61,7 @@ def train(config: RunConfig, out: str | Path, *, resume: bool = False, force: bo
     """
     out = Path(out)
     device = choose_device(config.training.device)
+    check_unclaimed(out)
     if resume:
         check_resumable(out, config)
     else:
@@ -73,9 +77,14 @@ def train(config: RunConfig, out: str | Path, *, resume: bool = False, force: bo
     model.to(device)  # pyright: ignore[reportArgumentType]
     model.train()
     warn_of_idle_memories(model, config)
-    if not resume:  # last: wrong input must leave what is there alone
-        make_run(out, config, force=force)
-    Trainer(config, out, model, data).run()
+    with claimed(out):  # last: wrong input must leave what is there alone
+        if resume:
+            check_resumable(out, config)
+            write_config(out, config)  # with what may have changed
+        else:
+            make_run(out, config, force=force)
+        with recorded(out):
+            Trainer(config, out, model, data).run()
     return out
 
 
@@ -95,187 +104,191 @@ def warn_of_idle_memories(model: MeanbankForCausalLM, config: RunConfig) -> None
             return
 
 
-@dataclasses.dataclass
 class Trainer:
     """One run: the loop and what it writes."""
 
-    config: RunConfig
-    out: Path
-    model: MeanbankForCausalLM
-    data: TrainingData
-    tokens: int = 0
+    def __init__(
+        self, config: RunConfig, out: Path, model: MeanbankForCausalLM, data: TrainingData
+    ) -> None:
+        self.config, self.out, self.model, self.data = config, out, model, data
+        settings = config.training
+        self.optimizer = settings.recipe.optimizer(model, settings.steps)
+        self.writer = CheckpointWriter(
+            out, keep_last=settings.keep_last, keep_every=settings.keep_every
+        )
+        self.facts = {"config": config_hash(config), "data": data.description.get("fingerprint")}
+        self.step = 0  # steps done
+        self.saved: int | None = None  # step of the last checkpoint
+        self.tokens = 0
+        self.left = False  # whether an evaluation was
 
     def run(self) -> None:
-        settings = self.config.training
-        recipe = settings.recipe
-        optimizer = recipe.optimizer(self.model, settings.steps)
-        first = self._resume(optimizer)
-        self._write_info()
-        metrics = Metrics(self.out / METRICS, first)
-        started = time.monotonic()
-        title = f"train {self.out.name}"
-        with stop_signals() as stop, progress(title, settings.steps, done=first) as report:
-            try:
-                for step in range(first, settings.steps):
-                    began = time.monotonic()
-                    recipe.set_step(optimizer, step, settings.steps, settings.warmup_steps)
-                    batch = self.data.batches.batch(step).to(self.model.device)
-                    loss, norm = self._update(optimizer, batch, recipe.clip, step)
-                    self.tokens += batch.input_ids.numel()
-                    speed = batch.input_ids.numel() / (time.monotonic() - began)
-                    metrics.write(
-                        step + 1,
-                        loss=loss,
-                        gradient_norm=norm,
-                        learning_rate=optimizer.param_groups[0]["lr"],
-                        tokens=self.tokens,
-                        tokens_per_second=speed,
-                        seconds=time.monotonic() - started,
-                    )
-                    report(1, f"loss {loss:.3f}, {speed:,.0f} tokens/s")
-                    self._after(step + 1, optimizer, metrics, stop())
-            finally:
-                metrics.close()
+        steps, workers = self.config.training.steps, self.config.data.workers
+        self._resume()
+        write_run_info(self.out, self.config, self.model, self.data)
+        started, title = time.monotonic(), f"train {self.out.name}"
+        ahead = batches_ahead(self.data.batches, range(self.step, steps), workers)
+        with (
+            StopSignals() as stop,
+            Metrics(self.out / METRICS, self.step) as metrics,
+            self.writer,
+            progress(title, steps, done=self.step) as report,
+            contextlib.closing(ahead) as batches,
+        ):
+            if self._evaluation_due() and not metrics.kept_at(self.step, HELD_OUT):
+                self._evaluate(metrics, stop)
+            while self.step < steps and stop.number is None:
+                figures = self._train_step(batches)
+                self._keep_up()
+                metrics.write(self.step, **figures, seconds=time.monotonic() - started)
+                report(
+                    1, f"loss {figures['loss']:.3f}, {figures['tokens_per_second']:,.0f} tokens/s"
+                )
+                if self._evaluation_due():
+                    self._evaluate(metrics, stop)
+                if self._save_due():
+                    self._save(metrics)
+            if self.saved != self.step:  # a signal came
+                self._save(metrics)
+        if stop.number is not None and (self.step < steps or self.left):
+            raise Interrupted(stop.number, self.step)
 
-    def _update(
-        self, optimizer: Optimizers, batch: Batch, largest: float | None, step: int
-    ) -> tuple[float, float]:
-        optimizer.zero_grad(set_to_none=True)
-        loss = language_loss(self.model, batch)
-        if not torch.isfinite(loss):
-            place = locate_non_finite(self.model, batch)
-            raise NonFiniteError(f"the loss is {loss.item()} at step {step + 1}, first in {place}")
-        loss.backward()
+    def _train_step(self, batches: Iterator[Batch]) -> dict[str, float]:
+        """Train on the next batch; returns the figures of the step."""
+        settings, watch, began = self.config.training, Stopwatch(), time.perf_counter()
+        settings.recipe.set_step(self.optimizer, self.step, settings.steps, settings.warmup_steps)
+        self.optimizer.zero_grad(set_to_none=True)
+        with watch("data_seconds"):
+            batch = next(batches)
+            parts = batch.parts(settings.accumulation)
+            parts, targets = [part.to(self.model.device) for part in parts], batch.targets
+        loss = 0.0
+        for part in parts:  # each leaves its share of the gradient in the parameters
+            with watch("forward_seconds"):
+                share = self._loss(part, targets)
+                loss += share.item()
+            with watch("backward_seconds"):
+                share.backward()
+        with watch("backward_seconds"):
+            gradients, norm = self._gradients()
+        with watch("optimizer_seconds"):
+            if settings.recipe.clip is not None:
+                clip(gradients.values(), settings.recipe.clip, norm)
+            self.optimizer.step()
+            gradient_norm = norm.item()
+        self.step += 1
+        self.tokens += batch.input_ids.numel()
+        return {
+            "loss": loss,
+            "gradient_norm": gradient_norm,
+            "learning_rate": self.optimizer.param_groups[0]["lr"],
+            "tokens": self.tokens,
+            "tokens_per_second": batch.input_ids.numel() / (time.perf_counter() - began),
+            **watch.seconds,
+        }
+
+    def _loss(self, batch: Batch, targets: int) -> Tensor:
+        loss = language_loss(self.model, batch, targets)
+        if not is_finite(loss):
+            again = functools.partial(language_loss, self.model, batch, targets)
+            raise NonFiniteError(
+                f"the loss is {loss.item()} at step {self.step + 1}, first in "
+                f"{locate_non_finite(self.model, again)}"
+            )
+        return loss
+
+    def _gradients(self) -> tuple[dict[str, Tensor], Tensor]:
+        """The gradients by parameter, and their norm."""
         gradients = numbers_of(self.model)
         norm = torch.nn.utils.get_total_norm(gradients.values())
-        if not torch.isfinite(norm):
-            names = [name for name, gradient in gradients.items() if not _finite(gradient)]
-            raise NonFiniteError(
-                f"a gradient is not finite at step {step + 1}, first in {names[-1]}"
-            )
-        if largest is not None:
-            clip(gradients.values(), largest, norm)
-        optimizer.step()
-        return loss.item(), norm.item()
+        if not is_finite(norm):
+            broken = non_finite_names(gradients.items())
+            where = f"first in {broken[-1]}" if broken else "for their squares overflow"
+            raise NonFiniteError(f"a gradient is not finite at step {self.step + 1}, {where}")
+        return gradients, norm
 
-    def _after(
-        self, step: int, optimizer: Optimizers, metrics: Metrics, stopped: int | None
-    ) -> None:
-        """Evaluate and save where it is due; stop where it was asked for."""
+    def _keep_up(self) -> None:
+        """Hear of the last checkpoint; wait for it where a kill would cost more than it may."""
+        if self.saved is not None and self.step >= self.saved + self.config.training.write_behind:
+            self.writer.wait()
+        self.writer.check()
+
+    def _save_due(self) -> bool:
         settings = self.config.training
-        last = step == settings.steps
-        due = settings.evaluate_every and step % settings.evaluate_every == 0
-        if self.data.corpus is not None and (due or last):
-            subject = subject_of(self.config, self.model, self.data.corpus)
-            held_out = BitsPerByte(max_tokens=settings.evaluation_tokens)
-            bpb = run_evaluation(held_out, subject).results["bpb"]
-            self.model.train()
-            if not math.isfinite(bpb):
-                raise NonFiniteError(f"the held-out loss is {bpb} after step {step}")
-            metrics.write(step, held_out_bpb=bpb)
-        due = settings.checkpoint_every and step % settings.checkpoint_every == 0
-        if due or last or stopped is not None:
-            broken = [n for n, p in self.model.named_parameters() if not _finite(p)]
-            if broken:
-                raise NonFiniteError(f"{broken[0]} is not finite after step {step}; not saved")
-            save_checkpoint(
-                self.out,
-                step,
-                self.model,
-                optimizer,
-                None if self.data.corpus is None else self.data.corpus.tokenizer,
-                tokens=self.tokens,
-                keep_last=settings.keep_last,
-            )
-        if stopped is not None and not last:
-            raise Interrupted(stopped, step)
+        every = (settings.checkpoint_every, settings.keep_every)
+        return self.step == settings.steps or any(n and self.step % n == 0 for n in every)
 
-    def _resume(self, optimizer: Optimizers) -> int:
-        """Load the last checkpoint, if there is one; returns the steps done."""
-        found = checkpoints(self.out)
-        if not found:
-            return 0
-        saved = load_checkpoint(found[-1], self.model, optimizer)
-        self.tokens = saved["tokens"]
-        return saved["step"]
-
-    def _write_info(self) -> None:
-        training, data = self.config.training, self.config.data
-        facts = produced_by(
-            device=str(self.model.device),
-            dtype=str(self.model.dtype).removeprefix("torch."),
-            seed=training.seed,
+    def _save(self, metrics: Metrics) -> None:
+        broken = non_finite_names(self.model.named_parameters())
+        if broken:
+            raise NonFiniteError(f"{broken[0]} is not finite after step {self.step}; not saved")
+        metrics.sync()  # no checkpoint without the lines of its steps
+        corpus = self.data.corpus
+        taken = snapshot(
+            self.model,
+            self.optimizer,
+            None if corpus is None else corpus.tokenizer,
+            step=self.step,
+            tokens=self.tokens,
+            facts=self.facts,
         )
-        tokens = data.batch_size * data.sequence_length * training.steps
-        info = {
-            **facts,
-            "description": self.config.description,
-            "parameters": sum(p.numel() for p in self.model.parameters()),
-            "steps": training.steps,
-            "sequence_length": data.sequence_length,
-            "tokens": None if self.data.corpus is None else tokens,
-            "data": self.data.description,
-        }
-        write_run_info(self.out, info)
+        self.writer.save(taken)
+        self.saved = self.step
+
+    def _evaluation_due(self) -> bool:
+        settings = self.config.training
+        if self.data.corpus is None or not self.step:
+            return False
+        every = settings.evaluate_every
+        return self.step == settings.steps or (every > 0 and self.step % every == 0)
+
+    def _evaluate(self, metrics: Metrics, stop: StopSignals) -> None:
+        """Write down bits per byte of held-out text; when a signal comes, it is left for later."""
+
+        def leave(*_: object) -> None:
+            if stop.number is not None:
+                raise _Left
+
+        subject = subject_of(self.config, self.model, self.data.corpus)
+        held_out = BitsPerByte(max_tokens=self.config.training.evaluation_tokens)
+        handle = self.model.register_forward_pre_hook(leave)
+        try:
+            bpb = run_evaluation(held_out, subject).results["bpb"]
+        except _Left:
+            self.left = True
+            return
+        finally:
+            handle.remove()
+            self.model.train()
+        if not math.isfinite(bpb):
+            raise NonFiniteError(f"the held-out loss is {bpb} after step {self.step}")
+        metrics.write(self.step, **{HELD_OUT: bpb})
+
+    def _resume(self) -> None:
+        """Take up the newest checkpoint that is whole; says which ones are not."""
+        problem = None
+        for path in reversed(checkpoints(self.out)):
+            try:
+                saved = load_checkpoint(path, self.model, self.optimizer)
+            except ValueError as error:
+                problem = problem or error
+                print(f"warning: {error}; trying the one before", file=sys.stderr)
+                continue
+            self.step, self.tokens, self.saved = saved["step"], saved["tokens"], saved["step"]
+            return
+        if problem is not None:
+            raise problem
 
 
-def language_loss(model: MeanbankForCausalLM, batch: Batch) -> Tensor:
-    """Mean cross-entropy in nats over the targets that are not ignored."""
+def language_loss(model: MeanbankForCausalLM, batch: Batch, targets: int) -> Tensor:
+    """Cross-entropy in nats, summed over what is not ignored and divided by `targets`.
+
+    With the batch's own number of targets it is their mean; with that of a larger batch, the part
+    of its mean that these rows are.
+    """
     logits = model(
         input_ids=batch.input_ids, document_ids=batch.document_ids, use_cache=False
     ).logits
-    targets = batch.labels.flatten()
-    return F.cross_entropy(logits.flatten(0, 1).float(), targets, ignore_index=IGNORED)
-
-
-def _finite(tensor: Tensor) -> bool:
-    return bool(torch.isfinite(tensor).all())
-
-
-@torch.no_grad()
-def locate_non_finite(model: MeanbankForCausalLM, batch: Batch) -> str:
-    """Name of the first module, in order of execution, with a non-finite output."""
-    found: list[str] = []
-
-    def watch(name: str) -> Callable:
-        def hook(module, inputs, output) -> None:
-            parts = output if isinstance(output, tuple) else (output,)
-            bad = any(isinstance(part, Tensor) and not _finite(part) for part in parts)
-            if bad and not found:
-                found.append(name)
-
-        return hook
-
-    handles = [m.register_forward_hook(watch(n)) for n, m in model.named_modules() if n]
-    try:
-        language_loss(model, batch)
-    finally:
-        for handle in handles:
-            handle.remove()
-    return found[0] if found else "the loss itself"
-
-
-@contextlib.contextmanager
-def stop_signals() -> Iterator[Callable[[], int | None]]:
-    """Yield a function that returns the SIGINT or SIGTERM received since, or None.
-
-    The first signal waits for the step at hand; a second one acts as usual.
-    """
-    received: list[int] = []
-    previous = {}
-
-    def handle(number, frame) -> None:
-        received.append(number)
-        for each, handler in previous.items():
-            signal.signal(each, handler)
-
-    try:
-        for number in (signal.SIGINT, signal.SIGTERM):
-            previous[number] = signal.signal(number, handle)
-    except ValueError:  # not the main thread: signals are somebody else's
-        previous.clear()
-    try:
-        yield lambda: received[0] if received else None
-    finally:
-        for number, handler in previous.items():
-            signal.signal(number, handler)
+    logits = logits.flatten(0, 1).to(torch.promote_types(logits.dtype, torch.float32))
+    total = F.cross_entropy(logits, batch.labels.flatten(), ignore_index=IGNORED, reduction="sum")
+    return total / targets

@@ -6,7 +6,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from meanbank import MeanbankConfig, MeanbankForCausalLM
-from meanbank.training.checkpoint import load_checkpoint, save_checkpoint
+from meanbank.training.checkpoint import load_checkpoint, save_checkpoint, snapshot
 from meanbank.training.recipes import BoVRecipe, Optimizers
 
 STEPS = 6
@@ -56,7 +56,8 @@ def test_muon_and_adamw_resume_bit_for_bit(tmp_path, backbone):
     optimizer = BoVRecipe().optimizer(model, STEPS)
     assert [type(part).__name__ for part in optimizer.parts] == ["Muon", "AdamW"]
     train(model, optimizer, 0, 3)
-    path = save_checkpoint(tmp_path, 3, model, optimizer, None, tokens=5, keep_last=1)
+    taken = snapshot(model, optimizer, None, step=3, tokens=5)
+    path = save_checkpoint(tmp_path, taken, keep_last=1)
     expected = train(model, optimizer, 3, STEPS)
 
     again = make_model(backbone)

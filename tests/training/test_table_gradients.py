@@ -271,10 +271,10 @@ def test_an_unknown_setting_is_one_line(config_file):
 def test_a_gradient_that_is_not_finite_stops_too(config_file, tmp_path, monkeypatch):
     loss_of = trainer_module.language_loss
 
-    def infinite_slope(model, batch):
+    def infinite_slope(model, batch, targets):
         (table,) = tables_of(model)
         row = F.embedding(batch.input_ids[:1, 0], table, sparse=True)
-        return loss_of(model, batch) + (row - row.detach()).abs().sum().sqrt()
+        return loss_of(model, batch, targets) + (row - row.detach()).abs().sum().sqrt()
 
     monkeypatch.setattr(trainer_module, "language_loss", infinite_slope)
     with pytest.raises(trainer_module.NonFiniteError, match=r"at step 1, first in .*\.table"):

@@ -46,9 +46,20 @@ def test_a_run_leaves_everything_needed(config_file, tmp_path):
 
 def figures(run):
     """Every line of the metrics without what the clock decides."""
-    timed = ("seconds", "tokens_per_second")
     lines = read_metrics(run / "metrics.jsonl")
-    return [{k: v for k, v in line.items() if k not in timed} for line in lines]
+    return [{k: v for k, v in line.items() if "second" not in k} for line in lines]
+
+
+def stop_after(monkeypatch, step):
+    """Have a signal come in the middle of the next step, so that a run stops after it."""
+    train_step = trainer_module.Trainer._train_step
+
+    def signalled(self, batches):
+        if self.step + 1 == step:
+            signal.raise_signal(signal.SIGTERM)
+        return train_step(self, batches)
+
+    monkeypatch.setattr(trainer_module.Trainer, "_train_step", signalled)
 
 
 BOV = ["training.recipe=bov"]  # two optimizers
@@ -71,15 +82,9 @@ def test_resuming_is_bit_exact(config_file, tmp_path, stopped_after, overrides, 
     config = load_config(config_file, overrides)
     whole = train(config, tmp_path / "whole")
     run = tmp_path / "parts"
-    after = trainer_module.Trainer._after
-
-    def stop(self, step, optimizer, metrics, stopped):
-        after(self, step, optimizer, metrics, signal.SIGTERM if step == stopped_after else stopped)
-
-    monkeypatch.setattr(trainer_module.Trainer, "_after", stop)
-    with pytest.raises(Interrupted):
+    with monkeypatch.context() as patched, pytest.raises(Interrupted):
+        stop_after(patched, stopped_after)
         train(config, run)
-    monkeypatch.setattr(trainer_module.Trainer, "_after", after)
     torch.randn(7)  # the random state of the process has moved on
     train(config, run, resume=True)
     assert figures(run) == figures(whole)
@@ -190,17 +195,17 @@ def test_wrong_data_leaves_an_earlier_run_alone(config_file, tmp_path):
 
 def test_a_non_finite_loss_stops_before_the_update(config_file, tmp_path, monkeypatch):
     saved = {}
-    update = trainer_module.Trainer._update
+    train_step = trainer_module.Trainer._train_step
 
-    def poison(self, optimizer, batch, clip, step):
-        if step == 3:
+    def poison(self, batches):
+        if self.step == 3:
             with torch.no_grad():
                 self.model.model.layers[1].mlp.up.weight[0, 0] = float("nan")
             saved.update({n: p.clone() for n, p in self.model.named_parameters()})
             saved["model"] = self.model
-        return update(self, optimizer, batch, clip, step)
+        return train_step(self, batches)
 
-    monkeypatch.setattr(trainer_module.Trainer, "_update", poison)
+    monkeypatch.setattr(trainer_module.Trainer, "_train_step", poison)
     with pytest.raises(NonFiniteError, match=r"step 4, first in model\.layers\.1\.mlp\.up"):
         train(load_config(config_file), tmp_path / "run")
     model = saved.pop("model")
@@ -209,7 +214,7 @@ def test_a_non_finite_loss_stops_before_the_update(config_file, tmp_path, monkey
 
 
 def test_a_non_finite_gradient_stops_too(config_file, tmp_path, monkeypatch):
-    def loss_of(model, batch):
+    def loss_of(model, batch, targets):
         weight = model.model.norm.weight
         return (weight - weight.detach()).abs().sum().sqrt() + 1  # 1, with an infinite slope
 
@@ -272,14 +277,15 @@ def test_isolated_documents_are_trained_and_evaluated_apart(config_file, tmp_pat
     assert figures(stream) != figures(apart)
     batch = Batch(input_ids=torch.randint(1, 30, (2, 32)), labels=torch.randint(1, 30, (2, 32)))
     model = load_run(apart).model
-    whole = trainer_module.language_loss(model, batch)
+    whole = trainer_module.language_loss(model, batch, 64)
     one_each = dataclasses.replace(batch, document_ids=torch.zeros(2, 32, dtype=torch.long))
-    assert torch.equal(trainer_module.language_loss(model, one_each), whole)
+    assert torch.equal(trainer_module.language_loss(model, one_each, 64), whole)
     halves = torch.arange(32).div(16, rounding_mode="floor").expand(2, 32)
     parts = [
         dataclasses.replace(batch, input_ids=batch.input_ids[:, p], labels=batch.labels[:, p])
         for p in (slice(0, 16), slice(16, 32))
     ]
-    separately = torch.stack([trainer_module.language_loss(model, part) for part in parts]).mean()
-    packed = trainer_module.language_loss(model, dataclasses.replace(batch, document_ids=halves))
+    separately = sum(trainer_module.language_loss(model, part, 64) for part in parts)
+    apart = dataclasses.replace(batch, document_ids=halves)
+    packed = trainer_module.language_loss(model, apart, 64)
     assert abs(packed - separately) <= 1e-5
