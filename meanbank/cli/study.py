@@ -192,12 +192,14 @@ def _matched(arm: Arm) -> str:
 
 
 def _tell(outcome: Outcome, folder: Path) -> None:
-    """What a study came to, and a table of what failed."""
+    """What a study came to; its report has what failed, unless it was stopped before."""
     console = _console()
-    if outcome.failed:
-        rows = [(f["arm"], f["seed"], f["message"], str(folder / f["log"])) for f in outcome.failed]
-        console.print(table("failed", ["arm", "seed", "what it said last", "log"], rows))
+    if outcome.failed and outcome.stopped is not None:
+        rows = [(f["arm"], f["seed"], f["message"]) for f in outcome.failed]
+        console.print(table("failed", ["arm", "seed", "what it said last"], rows))
     words = f"{folder}: {outcome.finished} runs finished, {len(outcome.failed)} failed"
+    if outcome.failed:
+        words += " (runs/ARM/seed-N.log has what they said)"
     if outcome.stopped is not None:
         words += "; stopped, go on with the same command"
     console.print(words, markup=False, highlight=False)

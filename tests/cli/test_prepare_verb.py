@@ -7,7 +7,6 @@ import yaml
 
 from meanbank.cli import main
 from meanbank.data import prepare
-from meanbank.training import load_config
 
 
 def run(*arguments: str) -> int:
@@ -26,7 +25,6 @@ def test_a_configuration_is_prepared_for_its_run(config_file, tmp_path, capsys, 
     monkeypatch.setattr(prepare, "build_corpus", None)
     assert run("prepare", str(config_file)) == 0
     assert "found prepared" in capsys.readouterr().out
-    assert "workers" not in yaml.safe_dump(load_config(config_file).plain())
 
 
 def test_a_source_is_prepared_with_settings(corpus, capsys, monkeypatch):

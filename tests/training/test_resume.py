@@ -51,7 +51,7 @@ def tiny(tmp_path, monkeypatch):
 def test_resuming_at_every_step_is_bit_exact(tiny, tmp_path, monkeypatch):
     config = tiny()
     batches = open_data(config).batches
-    assert EPOCHS <= STEPS * 30 / batches.windows_per_epoch < EPOCHS + 1
+    assert EPOCHS <= STEPS * 30 / batches.windows[0].per_epoch < EPOCHS + 1
     whole = train(config, tmp_path / "whole")
     parts = tmp_path / "parts"
     train_step = trainer_module.Trainer._train_step
