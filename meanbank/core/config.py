@@ -30,6 +30,20 @@ def choose(kind: str, name: Any, choices: typing.Iterable[str]) -> str:
     raise ValueError(f"unknown {kind} {name!r}; choose one of {', '.join(ranked)}")
 
 
+def check_least(settings: Any, least: int, *names: str, of: str = "") -> None:
+    """Raise ValueError unless each of these fields is None or at least `least`.
+
+    Of a tuple, each number has to be, and there has to be one. of: what stands before the names in
+    the message, such as "data.".
+    """
+    for name in names:
+        value = getattr(settings, name)
+        numbers = value if isinstance(value, tuple) else (value,)
+        if value is not None and (not numbers or min(numbers) < least):
+            wanted = f"be at least {least}" if least else "not be negative"
+            raise ValueError(f"{of}{name} must {wanted}, got {value}")
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Tagged(abc.ABC):
     """Base of configuration families whose members are told apart by a `type` tag.

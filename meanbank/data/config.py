@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
+from meanbank.core.config import check_least
 from meanbank.data.recall import RecallConfig
 from meanbank.data.sources import RECALL, check_spec
 from meanbank.data.tokenizer import HUB, SMALLEST_VOCABULARY
@@ -57,11 +58,8 @@ class DataConfig:
             raise ValueError(
                 f"data.held_out_fraction must lie between 0 and 1, got {self.held_out_fraction}"
             )
-        if self.split_seed < 0:
-            raise ValueError(f"data.split_seed must not be negative, got {self.split_seed}")
-        for name in ("sequence_length", "batch_size", "pad_vocab_to"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"data.{name} must be at least 1, got {getattr(self, name)}")
+        check_least(self, 0, "split_seed", of="data.")
+        check_least(self, 1, "sequence_length", "batch_size", "pad_vocab_to", of="data.")
         if self.source == RECALL and self.recall is None:
             object.__setattr__(self, "recall", RecallConfig())
         if self.source != RECALL and self.recall is not None:

@@ -7,6 +7,7 @@ from typing import Literal, get_args
 import numpy as np
 import torch
 
+from meanbank.core.config import check_least
 from meanbank.data.batches import IGNORED, Batch
 
 Filler = Literal["diverse", "repeated"]
@@ -53,9 +54,7 @@ class RecallConfig:
     curriculum: tuple[Stage, ...] = (_stage(0.3, 32, 4), _stage(0.2, 64, 8), _stage(0.5, 128, 12))
 
     def __post_init__(self) -> None:
-        for name in ("keys", "values", "fillers", "queries", "period"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"recall.{name} must be at least 1, got {getattr(self, name)}")
+        check_least(self, 1, "keys", "values", "fillers", "queries", "period", of="recall.")
         if not self.curriculum:
             raise ValueError("recall.curriculum needs at least one stage")
         fractions = [stage.fraction for stage in self.curriculum]

@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 import torch
 from transformers import Cache
 
+from meanbank.core.config import check_least
 from meanbank.core.progress import progress
 from meanbank.evaluation.base import Evaluation, Record, Sample, Subject
 from meanbank.model import MeanbankCache
@@ -33,8 +34,7 @@ class Serving(Evaluation, tag="serving"):
     seed: int = 0
 
     def __post_init__(self) -> None:
-        if min((self.tokens, *self.contexts), default=0) < 1 or not self.contexts:
-            raise ValueError("contexts and tokens must be at least 1")
+        check_least(self, 1, "contexts", "tokens")
 
     def samples(self, subject: Subject) -> list[Sample]:
         return [

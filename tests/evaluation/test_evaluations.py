@@ -20,8 +20,8 @@ from meanbank.evaluation import (
     Subject,
     run_evaluation,
 )
-from meanbank.evaluation.bpb import window_starts
 from meanbank.evaluation.losses import token_losses
+from meanbank.evaluation.windows import window_starts
 
 
 def make_model(vocab_size=30, memory="kvm") -> MeanbankForCausalLM:

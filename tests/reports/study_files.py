@@ -329,7 +329,7 @@ def recall(arm: str, index: int, noise: Random) -> dict[str, Any]:
             "length": length,
             "pairs": pairs,
             "from": start,
-            "to": 2 * start,
+            "below": 2 * start,
             "accuracy": min(1.0, ACCURACY[arm][2] * (1 - 0.08 * math.log2(start / 16)) + 0.2),
             "queries": 100,
         }
@@ -337,7 +337,7 @@ def recall(arm: str, index: int, noise: Random) -> dict[str, Any]:
         for start in (16, 32, 64, 128)
         if 2 * start <= length
     ]
-    mqar = {"grid": grid[:3], "distances": distances}
+    mqar = {"grid": grid[:3], "by_distance": distances}
     statistics = {
         "layers": [
             {
