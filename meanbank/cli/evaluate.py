@@ -26,9 +26,12 @@ def evaluate(
         model: the folder of a run, or a Hugging Face folder of any causal language model, or
             hf:NAME of the hub.
         task: names, separated by commas; an unknown one lists all. Default: what fits the model.
-            bpb: bits per byte of held-out text. position-loss: loss by token position. recall:
-            accuracy by length and pairs. memory: bytes against context. serving: tokens a second
-            and bytes held. samples: text to look at.
+            On held-out text: bpb, bits per byte; bigram, those of counted pairs of tokens;
+            position-loss, loss by token position; parts, what each part of the values is worth.
+            On made-up tasks: recall and mqar, associative recall by length and pairs; ruler,
+            thirteen tasks on long contexts. On data sets: core, the 21 tasks of DCLM; harness,
+            tasks of lm_eval. Of the memory: memory, bytes against context; memory-statistics, how
+            rows are used; serving, tokens a second and bytes held. To look at: samples.
         set: settings TASK.SETTING=VALUE, such as bpb.max_tokens=100000 recall.sequences=64.
         data: texts, a source as for training (data.source), in place of the run's own; the
             held-out documents of it are read.

@@ -8,6 +8,7 @@ import abc
 import contextlib
 import dataclasses
 import difflib
+import functools
 import math
 import types
 import typing
@@ -113,7 +114,7 @@ def _build_dataclass(target: Any, value: Any, path: str) -> Any:
             choices = ", ".join(target.family)
             raise ValueError(f"{where}a {target.kind} needs a `type`; choose one of {choices}")
         target = target.family[choose(target.kind, settings.pop("type"), target.family)]
-    hints = typing.get_type_hints(target)
+    hints = _hints(target)
     names = [field.name for field in dataclasses.fields(target)]
     for name in settings:
         choose(f"setting in {path or 'the configuration'}:", name, names)
@@ -131,6 +132,11 @@ def _build_dataclass(target: Any, value: Any, path: str) -> Any:
         return target(**built)
     except ValueError as error:
         raise ValueError(f"{where}{error}") from None
+
+
+@functools.cache
+def _hints(target: type) -> dict[str, Any]:
+    return typing.get_type_hints(target)
 
 
 def _build_union(arguments: tuple, value: Any, path: str) -> Any:

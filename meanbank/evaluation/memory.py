@@ -7,7 +7,8 @@ from typing import Any
 from meanbank.core.config import check_least
 from meanbank.evaluation.base import Evaluation, Record, Sample, Subject
 from meanbank.model import MeanbankForCausalLM
-from meanbank.model.memory_plan import bank_saving, weight_nbytes
+from meanbank.model.bank_plan import bank_saving
+from meanbank.model.memory_plan import weight_nbytes
 
 CONTEXTS = tuple(2**k for k in range(10, 21))
 

@@ -73,7 +73,7 @@ CLAIMS = [
         "p": 0.0004,
         "p_holm": 0.0016,
         "threshold": 0.3,
-        "direction": "at least",
+        "direction": ">=",
         "seeds": list(SEEDS),
         "values": {"11": 0.54, "12": 0.556, "13": 0.572},
         "tuning_values": {"7": 0.61},
@@ -91,7 +91,7 @@ CLAIMS = [
         "p": 0.061,
         "p_holm": 0.183,
         "threshold": -0.004,
-        "direction": "at most",
+        "direction": "<=",
         "seeds": list(SEEDS),
         "values": {"11": -0.0031, "12": -0.0066, "13": -0.0086},
         "tuning_values": {},
@@ -109,7 +109,7 @@ CLAIMS = [
         "p": 0.00002,
         "p_holm": 0.0001,
         "threshold": -0.1,
-        "direction": "at least",
+        "direction": ">=",
         "seeds": list(SEEDS),
         "values": {"11": -0.46, "12": -0.48, "13": -0.5},
         "tuning_values": {},
@@ -128,7 +128,7 @@ CLAIMS = [
         "p": 0.24,
         "p_holm": 0.48,
         "threshold": 0.1,
-        "direction": "at least",
+        "direction": ">=",
         "seeds": list(SEEDS),
         "values": {"11": -0.02, "12": 0.13, "13": 0.25},
         "tuning_values": {},
@@ -146,7 +146,7 @@ CLAIMS = [
         "p": None,
         "p_holm": None,
         "threshold": -0.004,
-        "direction": "at most",
+        "direction": "<=",
         "seeds": [],
         "values": {},
         "tuning_values": {},
@@ -186,7 +186,7 @@ def write_study(
                 "label": group["label"],
                 "match": group["match"],
                 "arms": {
-                    arm: {"config": f"configs/{arm}.yaml", "label": label}
+                    arm: {"config_name": f"quick/{arm}", "label": label}
                     for arm, label in group["arms"].items()
                 },
                 "evaluations": [],
@@ -204,7 +204,7 @@ def write_study(
         for arm in group["arms"]:
             for seed in (TUNING_SEED, *SEEDS):
                 if (arm, seed) == ("no_gate", SEEDS[-1]):
-                    reason = {"error": "the loss is nan at step 41, first in layers.1.attention"}
+                    reason = {"message": "the loss is nan at step 41, first in layers.1.attention"}
                     write_json(folder / "runs" / arm / f"seed-{seed}" / "failure.json", reason)
                 elif (arm, seed) != ("bank_first", SEEDS[-1]):
                     lines.append(write_job(folder, name, arm, seed, groups))
@@ -259,7 +259,7 @@ def write_job(
         "label": groups[group]["arms"][arm],
         "seed": seed,
         "tuning": seed == TUNING_SEED,
-        "config": f"configs/{arm}.yaml",
+        "config": {"training": {"seed": seed}},
         "overrides": {"training": {"seed": seed}, "model": {"layers": 4}},
         "matched": {"mlp_width": 512 + 8 * index} if groups[group]["match"] else None,
         "parameters": 1_234_567 + 10_000 * index,
@@ -397,7 +397,6 @@ def bank(arm: str, index: int, noise: Random) -> dict[str, Any]:
         {
             "tokens": 2**k,
             "batch": batch,
-            "vocabulary": 32_768,
             "of_values": 0.5 - 32_768 / (batch * 2**k) / 2,
             "of_keys_and_values": (0.5 - 32_768 / (batch * 2**k) / 2) / 2,
         }
@@ -414,8 +413,13 @@ def bank(arm: str, index: int, noise: Random) -> dict[str, Any]:
         "samples": (
             "samples",
             {
-                "prompt": "def main(",
-                "text": "argv):\n    if x < 3 & y > 4:\n        '<script>alert(1)</script>'\n",
+                "samples": [
+                    {
+                        "prompt": "def main(",
+                        "text": "argv):\n    if x < 3 & y > 4:\n"
+                        "        '<script>alert(1)</script>'\n",
+                    }
+                ]
             },
             {},
         ),

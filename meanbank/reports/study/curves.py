@@ -17,6 +17,7 @@ from meanbank.reports.study.figure import (
     summary,
 )
 from meanbank.reports.study.results import Arm, Group, Job
+from meanbank.reports.study.statistics import mean_of
 from meanbank.reports.wording import decimal, short_count
 
 if TYPE_CHECKING:
@@ -118,7 +119,7 @@ def _curve(arm: Arm, held_out: bool) -> Iterator[CurvePoint]:
         yield CurvePoint(
             arm=arm.name,
             step=step,
-            **{name: _mean([place[name] for place in places]) for name, _, _ in _PANELS},
+            **{name: _mean_at(places, name) for name, _, _ in _PANELS},
             **summary(place["value"] for place in places),
         )
 
@@ -154,9 +155,10 @@ def _share(whole: float | None, share: float) -> float | None:
     return None if whole is None else whole * share
 
 
-def _mean(values: Sequence[float | None]) -> float | None:
-    found = [value for value in values if value is not None]
-    return math.fsum(found) / len(found) if len(found) == len(values) else None
+def _mean_at(places: Sequence[Mapping[str, Any]], name: str) -> float | None:
+    """Over seeds; None where one of them lacks it."""
+    values = [place[name] for place in places]
+    return None if None in values else mean_of(values)
 
 
 def _draw_panel(axes: "Axes", points: list[CurvePoint], name: str, looks: Looks) -> None:

@@ -9,7 +9,7 @@ from textwrap import fill
 from typing import TYPE_CHECKING, Any
 
 from meanbank.reports.files import csv_text
-from meanbank.reports.palette import Style
+from meanbank.reports.palette import BELOW, Style
 from meanbank.reports.study.results import Evaluation, Group
 
 if TYPE_CHECKING:
@@ -19,7 +19,6 @@ if TYPE_CHECKING:
 Looks = Mapping[str, Style]  # by name of the arm
 
 WIDTH = 4.7  # inches: text stays readable where a phone shows the whole width
-BELOW: Any = "outside lower center"  # Any: the types of matplotlib know only places inside
 _LEGEND_LETTERS = 30, 60  # of a line in two columns, in one
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from meanbank.reports.files import as_count, as_number, as_objects
 from meanbank.reports.study.results import Arm, Group, Study
-from meanbank.reports.study.statistics import estimate
+from meanbank.reports.study.statistics import estimate, mean_of
 from meanbank.reports.tables import Row, Table
 from meanbank.reports.wording import (
     DASH,
@@ -33,7 +33,7 @@ def arms_table(group: Group) -> Table:
             _same([job.tokens for job in arm.jobs], short_count),
             _same([job.flops for job in arm.jobs], operations),
             *(binary_size(sizes.get(tokens)) for tokens in contexts),
-            duration(_mean(job.training_seconds for job in arm.jobs)),
+            duration(mean_of(job.training_seconds for job in arm.jobs)),
             ", ".join(str(job.seed) for job in arm.jobs) or DASH,
         )
         rows.append(Row(cells=cells))
@@ -64,11 +64,6 @@ def _shown_contexts(group: Group) -> list[int]:
     known = sorted({tokens for arm in group.arms for tokens in _bytes_at(group, arm)})
     preferred = [tokens for tokens in _CONTEXTS if tokens in known]
     return preferred or list(dict.fromkeys([*known[:1], *known[-1:]]))
-
-
-def _mean(values: Iterable[float | None]) -> float | None:
-    found = [value for value in values if value is not None]
-    return math.fsum(found) / len(found) if found else None
 
 
 def _same(values: Iterable[Any], say: Any) -> str:
