@@ -140,6 +140,12 @@ _FILLERS = {"diverse": _diverse, "repeated": _repeated}
 assert tuple(_FILLERS) == get_args(Filler)
 
 
+def seeded(*numbers: int) -> torch.Generator:
+    """A generator whose seed is made of all the numbers, none of them negative."""
+    state = np.random.SeedSequence(numbers).generate_state(1, np.uint64)[0]
+    return torch.Generator().manual_seed(int(state) >> 1)
+
+
 def distinct(generator: torch.Generator, rows: int, choices: int, count: int) -> torch.Tensor:
     """`count` distinct numbers below `choices` in random order for each row: (rows, count)."""
     return torch.rand(rows, choices, generator=generator).argsort(dim=1)[:, :count]
@@ -169,8 +175,7 @@ class RecallBatches:
         if step < 0:
             raise ValueError(f"steps count from 0, got {step}")
         stage = self.stage(step)
-        state = np.random.SeedSequence((self._seed, step)).generate_state(1, np.uint64)[0]
-        generator = torch.Generator().manual_seed(int(state) >> 1)
+        generator = seeded(self._seed, step)
         pairs = stage.pairs[0]
         if len(stage.pairs) > 1:
             pairs = stage.pairs[int(torch.randint(len(stage.pairs), (), generator=generator))]

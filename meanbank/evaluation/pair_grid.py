@@ -4,11 +4,11 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
 import torch
 
 from meanbank.core.config import check_least
 from meanbank.data import RecallConfig
+from meanbank.data.recall import seeded
 from meanbank.evaluation.base import Evaluation, Sample, Subject
 
 Setting = tuple[int, int]  # tokens, pairs
@@ -61,8 +61,7 @@ class PairGrid(Evaluation):
 
     def generator(self, length: int, pairs: int, number: int) -> torch.Generator:
         """Where the random numbers of one sequence come from."""
-        state = np.random.SeedSequence((self.seed, length, pairs, number))
-        return torch.Generator().manual_seed(int(state.generate_state(1, np.uint64)[0]) >> 1)
+        return seeded(self.seed, length, pairs, number)
 
     def score(self, length: int, pairs: int) -> str:
         """The name of a setting's score."""
