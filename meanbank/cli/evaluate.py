@@ -5,6 +5,8 @@ from typing import Annotated, Any, Literal
 
 import tyro
 
+from meanbank.cli.tables import table
+
 
 def evaluate(
     model: Annotated[str, tyro.conf.Positional],
@@ -60,22 +62,11 @@ def evaluate(
 def print_result(result: dict[str, Any]) -> None:
     """A table of one result."""
     from rich.console import Console
-    from rich.table import Table
 
     results = result["results"]
     rows = next((v for v in results.values() if isinstance(v, list) and v), None)
     if "at" in results:
         rows = [{"x training length": k, **row} for k, row in results["at"].items()]
     rows = rows or [{k: v for k, v in results.items() if not isinstance(v, (list, dict))}]
-    table = Table(title=result["name"], title_justify="left")
-    for name in rows[0]:
-        table.add_column(name.replace("_", " "), justify="right")
-    for row in rows:
-        table.add_row(*(_cell(value) for value in row.values()))
-    Console().print(table)
-
-
-def _cell(value: Any) -> str:
-    if isinstance(value, float):
-        return f"{value:.4g}" if abs(value) < 1 else f"{value:,.3f}"
-    return f"{value:,}" if isinstance(value, int) else "-" if value is None else str(value)
+    columns = [name.replace("_", " ") for name in rows[0]]
+    Console().print(table(result["name"], columns, [tuple(row.values()) for row in rows]))

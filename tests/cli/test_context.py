@@ -30,7 +30,7 @@ def book(tmp_path):
     """A text with all kinds of space between words."""
     path = tmp_path / "book.txt"
     marks = ["\n", "\n\n", "  ", "\t", " é", "…", " 12 ", "'s "]
-    words = [random.Random(n).choice(WORDS + marks) for n in range(1500)]
+    words = [random.Random(n).choice(WORDS + marks) for n in range(800)]
     path.write_text(" ".join(words), encoding="utf-8")
     return path
 
