@@ -372,7 +372,7 @@ def needle(arm: str, index: int, noise: Random) -> dict[str, Any]:
             mean = min(1.0, max(0.0, 0.98 - fall * k + 0.02 * noise.gauss(0, 1)))
             row = {"task": task, "length": length, "score": mean, "samples": 50}
             rows.append({**row, "standard_error": 0.05})
-            scores[f"ruler@{task}/{length}"] = mean
+            scores[f"ruler:{task}@{length}"] = mean
             for depth in (0.0, 0.25, 0.5, 0.75, 1.0):
                 value = min(1.0, max(0.0, mean + 0.1 * (depth - 0.5)))
                 depths.append(
@@ -426,7 +426,7 @@ def bank(arm: str, index: int, noise: Random) -> dict[str, Any]:
         "core": (
             "core",
             {"tasks": []},
-            {"core": 0.06 + index / 100, "core@arc_easy": 0.31 + noise.random() / 30},
+            {"core": 0.06 + index / 100, "core:arc_easy": 0.31 + noise.random() / 30},
         ),
     }
     if arm != "bank_standard":

@@ -80,10 +80,19 @@ def score_tables(group: Group) -> list[Table]:
     apart = set(group.titles("memory"))
     families: dict[str, list[str]] = {}
     for name in names:
-        family, at, _ = name.partition("@")
+        family, _ = _table_and_column(name)
         if family not in apart:
-            families.setdefault(family if at else "", []).append(name)
+            families.setdefault(family, []).append(name)
     return [_score_table(group, family, found) for family, found in sorted(families.items())]
+
+
+def _table_and_column(score: str) -> tuple[str, str]:
+    """`recall@512/48` -> `recall`, `512/48`; `core:copa` -> `core`, `copa`; `bpb` -> ``, `bpb`."""
+    for mark in "@:":
+        family, found, column = score.partition(mark)
+        if found:
+            return family, column
+    return "", score
 
 
 def _score_table(group: Group, family: str, names: list[str]) -> Table:
@@ -97,7 +106,7 @@ def _score_table(group: Group, family: str, names: list[str]) -> Table:
             "Mean over seeds ± half of its 95 % t interval; the small numbers are the seeds in "
             "order.",
         ),
-        columns=("Arm", *(name.partition("@")[2] or name for name in names)),
+        columns=("Arm", *(_table_and_column(name)[1] for name in names)),
         rows=tuple(rows),
     )
 
