@@ -37,11 +37,8 @@ def seeded() -> None:
 WORDS = ["the", "memory", "keeps", "a", "mean", "of", "keys", "values", "and", "tokens"]
 
 
-@pytest.fixture
-def corpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def write_corpus(folder: Path) -> Path:
     """Twenty text files of 200 to 390 words."""
-    monkeypatch.setenv("MEANBANK_CACHE", str(tmp_path / "cache"))
-    folder = tmp_path / "corpus"
     folder.mkdir()
     generator = random.Random(0)
     for number in range(20):
@@ -50,8 +47,7 @@ def corpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
-@pytest.fixture
-def config_file(corpus: Path, tmp_path: Path) -> Path:
+def write_config(path: Path, corpus: Path) -> Path:
     """KVM with a bank in the last layer, 6 steps."""
     settings = {
         "model": {
@@ -85,9 +81,19 @@ def config_file(corpus: Path, tmp_path: Path) -> Path:
             "keep_last": 9,
         },
     }
-    path = tmp_path / "small.yaml"
     path.write_text(yaml.safe_dump(settings), encoding="utf-8")
     return path
+
+
+@pytest.fixture
+def corpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("MEANBANK_CACHE", str(tmp_path / "cache"))
+    return write_corpus(tmp_path / "corpus")
+
+
+@pytest.fixture
+def config_file(corpus: Path, tmp_path: Path) -> Path:
+    return write_config(tmp_path / "small.yaml", corpus)
 
 
 @pytest.fixture

@@ -5,6 +5,8 @@ from typing import Annotated, Any, Literal
 
 import tyro
 
+from meanbank.cli.tables import table
+
 
 def evaluate(
     model: Annotated[str, tyro.conf.Positional],
@@ -26,9 +28,12 @@ def evaluate(
         model: the folder of a run, or a Hugging Face folder of any causal language model, or
             hf:NAME of the hub.
         task: names, separated by commas; an unknown one lists all. Default: what fits the model.
-            bpb: bits per byte of held-out text. position-loss: loss by token position. recall:
-            accuracy by length and pairs. memory: bytes against context. serving: tokens a second
-            and bytes held. samples: text to look at.
+            On held-out text: bpb, bits per byte; bigram, those of counted pairs of tokens;
+            position-loss, loss by token position; parts, what each part of the values is worth.
+            On made-up tasks: recall and mqar, associative recall by length and pairs; ruler,
+            thirteen tasks on long contexts. On data sets: core, the 21 tasks of DCLM; harness,
+            tasks of lm_eval. Of the memory: memory, bytes against context; memory-statistics, how
+            rows are used; serving, tokens a second and bytes held. To look at: samples.
         set: settings TASK.SETTING=VALUE, such as bpb.max_tokens=100000 recall.sequences=64.
         data: texts, a source as for training (data.source), in place of the run's own; the
             held-out documents of it are read.
@@ -57,7 +62,6 @@ def evaluate(
 def print_result(result: dict[str, Any]) -> None:
     """A table of one result."""
     from rich.console import Console
-    from rich.table import Table
 
     results = result["results"]
     rows = next((v for v in results.values() if isinstance(v, list) and v), None)
@@ -66,12 +70,8 @@ def print_result(result: dict[str, Any]) -> None:
     rows = rows or [{k: v for k, v in results.items() if not isinstance(v, (list, dict))}]
     costs = {cost["tokens"]: cost for cost in result["costs"]}
     rows = [_with_cost(row, costs) for row in rows]
-    table = Table(title=result["name"], title_justify="left")
-    for name in rows[0]:
-        table.add_column(name.replace("_", " "), justify="right")
-    for row in rows:
-        table.add_row(*(_cell(value) for value in row.values()))
-    Console().print(table)
+    columns = [name.replace("_", " ") for name in rows[0]]
+    Console().print(table(result["name"], columns, [tuple(row.values()) for row in rows]))
 
 
 def _with_cost(row: dict[str, Any], costs: dict[int, dict[str, Any]]) -> dict[str, Any]:
@@ -80,9 +80,3 @@ def _with_cost(row: dict[str, Any], costs: dict[int, dict[str, Any]]) -> dict[st
     if cost is None:
         return row
     return {**row, "bytes held": cost["bytes"], "tokens/s": cost["prefill_tokens_per_second"]}
-
-
-def _cell(value: Any) -> str:
-    if isinstance(value, float):
-        return f"{value:.4g}" if abs(value) < 1 else f"{value:,.3f}"
-    return f"{value:,}" if isinstance(value, int) else "-" if value is None else str(value)

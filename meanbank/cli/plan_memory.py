@@ -10,7 +10,8 @@ from meanbank.cli.tables import table
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from meanbank.model.memory_plan import BankBreakEven, LayerBytes, TrainingBytes
+    from meanbank.model.bank_plan import BankBreakEven
+    from meanbank.model.memory_plan import LayerBytes, TrainingBytes
     from meanbank.training.footprint import Footprint, FootprintPlan
 
 NAMES = {

@@ -8,6 +8,7 @@ import abc
 import contextlib
 import dataclasses
 import difflib
+import functools
 import math
 import types
 import typing
@@ -28,6 +29,20 @@ def choose(kind: str, name: Any, choices: typing.Iterable[str]) -> str:
     if not choices:
         raise ValueError(f"unknown {kind} {name!r}; there are none here")
     raise ValueError(f"unknown {kind} {name!r}; choose one of {', '.join(ranked)}")
+
+
+def check_least(settings: Any, least: int, *names: str, of: str = "") -> None:
+    """Raise ValueError unless each of these fields is None or at least `least`.
+
+    Of a tuple, each number has to be, and there has to be one. of: what stands before the names in
+    the message, such as "data.".
+    """
+    for name in names:
+        value = getattr(settings, name)
+        numbers = value if isinstance(value, tuple) else (value,)
+        if value is not None and (not numbers or min(numbers) < least):
+            wanted = f"be at least {least}" if least else "not be negative"
+            raise ValueError(f"{of}{name} must {wanted}, got {value}")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -99,7 +114,7 @@ def _build_dataclass(target: Any, value: Any, path: str) -> Any:
             choices = ", ".join(target.family)
             raise ValueError(f"{where}a {target.kind} needs a `type`; choose one of {choices}")
         target = target.family[choose(target.kind, settings.pop("type"), target.family)]
-    hints = typing.get_type_hints(target)
+    hints = _hints(target)
     names = [field.name for field in dataclasses.fields(target)]
     for name in settings:
         choose(f"setting in {path or 'the configuration'}:", name, names)
@@ -117,6 +132,11 @@ def _build_dataclass(target: Any, value: Any, path: str) -> Any:
         return target(**built)
     except ValueError as error:
         raise ValueError(f"{where}{error}") from None
+
+
+@functools.cache
+def _hints(target: type) -> dict[str, Any]:
+    return typing.get_type_hints(target)
 
 
 def _build_union(arguments: tuple, value: Any, path: str) -> Any:

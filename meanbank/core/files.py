@@ -118,6 +118,11 @@ def read_json(path: Path) -> Any:
         raise ValueError(f"{path} is not valid JSON") from None
 
 
+def as_read(value: Any) -> Any:
+    """The value as it comes back from JSON: tuples are lists, names of numbers texts."""
+    return json.loads(json.dumps(value))
+
+
 @contextlib.contextmanager
 def locked(path: Path, *, wait: bool = True) -> Iterator[None]:
     """Hold the lock that the file `path` stands for; it ends with the process, however that ends.

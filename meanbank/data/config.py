@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
 
+from meanbank.core.config import check_least
 from meanbank.data.recall import RecallConfig
 from meanbank.data.sources import RECALL, anchored_spec, check_spec
 from meanbank.data.tokenizer import HUB, SMALLEST_VOCABULARY
@@ -13,18 +14,6 @@ from meanbank.data.windows import Pack
 
 TRAINED_VOCABULARY = 4096
 LONGEST_CYCLE = 10_000
-
-
-LEAST = {
-    "split_seed": 0,
-    "workers": 0,
-    "sequence_length": 1,
-    "batch_size": 1,
-    "pad_vocab_to": 1,
-    "min_document_tokens": 2,
-    "max_documents": 2,
-    "max_tokens": 1,
-}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,10 +96,10 @@ class DataConfig:
             raise ValueError(
                 f"data.held_out_fraction must lie between 0 and 1, got {self.held_out_fraction}"
             )
-        for name, least in LEAST.items():
-            value = getattr(self, name)
-            if value is not None and value < least:
-                raise ValueError(f"data.{name} must be at least {least}, got {value}")
+        check_least(self, 0, "split_seed", "workers", of="data.")
+        ones = ("sequence_length", "batch_size", "pad_vocab_to", "max_tokens")
+        check_least(self, 1, *ones, of="data.")
+        check_least(self, 2, "min_document_tokens", "max_documents", of="data.")
         if self.source == RECALL and self.recall is None:
             object.__setattr__(self, "recall", RecallConfig())
         if self.source != RECALL and self.recall is not None:

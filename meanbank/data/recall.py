@@ -7,6 +7,7 @@ from typing import Literal, get_args
 import numpy as np
 import torch
 
+from meanbank.core.config import check_least
 from meanbank.data.batches import IGNORED, Batch, check_rows
 
 Filler = Literal["diverse", "repeated"]
@@ -53,9 +54,7 @@ class RecallConfig:
     curriculum: tuple[Stage, ...] = (_stage(0.3, 32, 4), _stage(0.2, 64, 8), _stage(0.5, 128, 12))
 
     def __post_init__(self) -> None:
-        for name in ("keys", "values", "fillers", "queries", "period"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"recall.{name} must be at least 1, got {getattr(self, name)}")
+        check_least(self, 1, "keys", "values", "fillers", "queries", "period", of="recall.")
         if not self.curriculum:
             raise ValueError("recall.curriculum needs at least one stage")
         fractions = [stage.fraction for stage in self.curriculum]
@@ -141,6 +140,12 @@ _FILLERS = {"diverse": _diverse, "repeated": _repeated}
 assert tuple(_FILLERS) == get_args(Filler)
 
 
+def seeded(*numbers: int) -> torch.Generator:
+    """A generator whose seed is made of all the numbers, none of them negative."""
+    state = np.random.SeedSequence(numbers).generate_state(1, np.uint64)[0]
+    return torch.Generator().manual_seed(int(state) >> 1)
+
+
 def distinct(generator: torch.Generator, rows: int, choices: int, count: int) -> torch.Tensor:
     """`count` distinct numbers below `choices` in random order for each row: (rows, count)."""
     return torch.rand(rows, choices, generator=generator).argsort(dim=1)[:, :count]
@@ -176,8 +181,7 @@ class RecallBatches:
         """
         check_rows(step, first, count, self.batch_size)
         stage = self.stage(step)
-        state = np.random.SeedSequence((self._seed, step)).generate_state(1, np.uint64)[0]
-        generator = torch.Generator().manual_seed(int(state) >> 1)
+        generator = seeded(self._seed, step)
         pairs = stage.pairs[0]
         if len(stage.pairs) > 1:
             pairs = stage.pairs[int(torch.randint(len(stage.pairs), (), generator=generator))]

@@ -4,6 +4,8 @@ import abc
 import dataclasses
 import functools
 import hashlib
+import math
+import statistics
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
@@ -53,6 +55,12 @@ class Subject:
         if not self.prefix:
             return "none: texts are read as they are"
         return f"token ids {list(self.prefix)} before every text"
+
+    def known_training_length(self, setting: str) -> int:
+        """`training_length`; ValueError, which names the setting to give, where nobody knows it."""
+        if self.training_length is None:
+            raise ValueError(f"nothing tells the training length of {self.name}; set {setting}")
+        return self.training_length
 
     def text_tokenizer(self) -> Tokenizer:
         """The tokenizer; ValueError where there is none."""
@@ -148,4 +156,9 @@ def mean_scores(records: Sequence[Record]) -> dict[str, float]:
     for record in records:
         for name, value in record.get("scores", {}).items():
             found.setdefault(name, []).append(value)
-    return {name: sum(values) / len(values) for name, values in found.items()}
+    return {name: statistics.fmean(values) for name, values in found.items()}
+
+
+def standard_error(values: Sequence[float]) -> float | None:
+    """The standard error of a mean; None of a single value."""
+    return statistics.stdev(values) / math.sqrt(len(values)) if len(values) > 1 else None

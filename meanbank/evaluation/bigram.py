@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from meanbank.evaluation.base import Record, Sample, Subject
-from meanbank.evaluation.bpb import Windows
+from meanbank.evaluation.windows import Windows
 
 STRENGTHS = tuple(2.0**k for k in range(12))
 TUNING_SHARE = 0.05  # last part of the training tokens, to choose the strength on

@@ -5,7 +5,9 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 from transformers import PreTrainedModel
 
 from meanbank.model import MeanbankConfig, batch_invariant
@@ -97,15 +99,14 @@ def _last_logits(
     model: PreTrainedModel, inputs: Sequence[tuple[int, ...]], width: int, kept: int
 ) -> Tensor:
     """Logits (B, kept, V) at the last `kept` of `width` positions."""
-    ids = torch.zeros(len(inputs), width, dtype=torch.long)
-    mask = torch.zeros_like(ids)
-    for row, tokens in enumerate(inputs):
-        ids[row, : len(tokens)] = torch.tensor(tokens)
-        mask[row, : len(tokens)] = 1
+    rows = [torch.tensor(tokens) for tokens in inputs]
+    padded = pad_sequence(rows, batch_first=True)
+    ids = F.pad(padded, (0, width - padded.shape[1]))
+    mask = torch.arange(width) < torch.tensor([[len(row)] for row in rows])
     with batch_invariant():
         output = model(
             input_ids=ids.to(model.device),
-            attention_mask=mask.to(model.device),
+            attention_mask=mask.long().to(model.device),
             use_cache=False,
             logits_to_keep=kept,
         )

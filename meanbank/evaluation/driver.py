@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from meanbank.core.config import to_plain
+from meanbank.core.files import as_read
 from meanbank.core.progress import progress
 from meanbank.evaluation.base import Evaluation, Record, Sample, Subject, prompt_hash
 
@@ -68,12 +69,19 @@ def batches(samples: Sequence[Sample], size: int) -> Iterator[list[Sample]]:
         yield batch
 
 
+def read_records(log: Path) -> Iterator[Record]:
+    """The records, with their `id`, that a finished evaluation has left in a file."""
+    with log.open(encoding="utf-8") as file:
+        next(file)  # what they are of
+        yield from map(json.loads, file)
+
+
 class RecordLog:
     """Records by sample id, in a file of JSON lines whose first line tells what they are of."""
 
     def __init__(self, path: Path | None, header: dict[str, Any]) -> None:
         self.path = path
-        self.header = json.loads(json.dumps(header))  # as it will be read again
+        self.header = as_read(header)
         self.records: dict[str, Record] = {}
         self._file: Any = None
 

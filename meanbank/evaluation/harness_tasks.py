@@ -14,6 +14,7 @@ from tokenizers import Tokenizer
 from tokenizers.processors import TemplateProcessing
 from transformers import PreTrainedTokenizerFast
 
+from meanbank.core.config import check_least
 from meanbank.data import end_of_text_id
 from meanbank.evaluation.base import Evaluation, Record, Sample, Subject, prompt_hash
 from meanbank.model import batch_invariant
@@ -44,14 +45,10 @@ class Harness(Evaluation, tag="harness"):
     seed: int = 1234
 
     def __post_init__(self) -> None:
-        for name in ("limit", "max_length", "batch_size"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise ValueError(f"harness.{name} must be at least 1, got {value}")
-        if self.num_fewshot is not None and self.num_fewshot < 0:
-            raise ValueError(f"harness.num_fewshot must not be negative, got {self.num_fewshot}")
+        check_least(self, 1, "limit", "max_length", "batch_size")
+        check_least(self, 0, "num_fewshot")
         if not self.tasks or len(set(self.tasks)) < len(self.tasks):
-            raise ValueError(f"harness.tasks needs distinct names, got {list(self.tasks)}")
+            raise ValueError(f"tasks needs distinct names, got {list(self.tasks)}")
 
     @functools.cached_property
     def manager(self) -> Any:

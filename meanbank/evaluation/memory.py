@@ -4,9 +4,11 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
+from meanbank.core.config import check_least
 from meanbank.evaluation.base import Evaluation, Record, Sample, Subject
 from meanbank.model import MeanbankForCausalLM
-from meanbank.model.memory_plan import bank_saving, weight_nbytes
+from meanbank.model.bank_plan import bank_saving
+from meanbank.model.memory_plan import weight_nbytes
 
 CONTEXTS = tuple(2**k for k in range(10, 21))
 
@@ -22,6 +24,9 @@ class MemoryBytes(Evaluation, tag="memory"):
 
     contexts: tuple[int, ...] = CONTEXTS
     batch_size: int = 1
+
+    def __post_init__(self) -> None:
+        check_least(self, 1, "contexts", "batch_size")
 
     def samples(self, subject: Subject) -> list[Sample]:
         if not isinstance(subject.model, MeanbankForCausalLM):

@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from meanbank.core.config import check_least
 from meanbank.data import recall_batch
 from meanbank.evaluation.base import Evaluation, Record, Sample, Subject, prompt_hash
 from meanbank.memory.operator import OperatorMemory, OperatorState, unmarked
@@ -24,19 +25,17 @@ SCORES = ("rows", "append_similarity", "merge_similarity", "dead_rows", "effecti
 class MemoryStatistics(Evaluation, tag="memory-statistics"):
     """What the rows of each layer hold after a document, means over heads and documents.
 
-    count: held-out documents (recall: sequences). length: tokens that are read of each; by default
-    those of a training sequence. pairs: recall: of a sequence; by default as in training last.
+    count: held-out documents (recall: sequences). sequence_length: tokens that are read of each;
+    by default those of a training sequence. pairs: recall: of a sequence; by default as in training
+    last.
     """
 
     count: int = 8
-    length: int | None = None
+    sequence_length: int | None = None
     pairs: int | None = None
 
     def __post_init__(self) -> None:
-        for name in ("count", "length", "pairs"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise ValueError(f"{name} must be at least 1, got {value}")
+        check_least(self, 1, "count", "sequence_length", "pairs")
 
     def samples(self, subject: Subject) -> Sequence[Sample]:
         if not memories_of(subject.model):
@@ -50,7 +49,7 @@ class MemoryStatistics(Evaluation, tag="memory-statistics"):
             if not len(numbers):
                 raise ValueError(
                     f"no held-out document has {length} tokens, the longest has "
-                    f"{max(held_out.lengths)}; give a smaller length"
+                    f"{max(held_out.lengths)}; give a smaller sequence_length"
                 )
         return [Sample(id=str(int(n)), content=int(n), size=length) for n in numbers]
 
@@ -86,15 +85,11 @@ class MemoryStatistics(Evaluation, tag="memory-statistics"):
         }
 
     def _length(self, subject: Subject) -> int:
-        if self.length is not None:
-            return self.length
+        if self.sequence_length is not None:
+            return self.sequence_length
         if subject.recall is not None:
             return subject.recall.curriculum[-1].length
-        if subject.training_length is None:
-            raise ValueError(
-                f"nobody knows how long the training sequences of {subject.name} were; give length"
-            )
-        return subject.training_length
+        return subject.known_training_length("sequence_length")
 
     def _tokens(self, subject: Subject, number: int) -> Tensor:
         """Of one document or sequence: (T,)."""

@@ -6,7 +6,6 @@ import math
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -14,9 +13,8 @@ from meanbank.core.layout import Span
 from meanbank.core.state import State
 from meanbank.core.table import Table, look_up
 from meanbank.core.values import Values
-from meanbank.evaluation.base import Evaluation, Record, Sample, Subject, prompt_hash
-from meanbank.evaluation.bpb import window_starts
-from meanbank.evaluation.losses import token_losses
+from meanbank.evaluation.base import Record, Sample, Subject, standard_error
+from meanbank.evaluation.windows import Windows, summed
 from meanbank.memory.kvm import KeyValueMeans
 from meanbank.memory.window import WindowMemory
 from meanbank.model import MeanbankForCausalLM
@@ -28,30 +26,17 @@ PIECE = 4096  # rows of a table that are read at a time
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Parts(Evaluation, tag="parts"):
+class Parts(Windows, tag="parts"):
     """Held-out loss with each part of each layer's values left out, and without compressed rows.
 
     A part is what a coefficient or a gate scales in a layer's values (a bank's gamma; a and b of a
     mixture): that is set to zero, where other layers read these values, too. `memory` is what KVM
     layers remember beyond their window, which alone is read then.
 
-    max_tokens: at most that many held-out tokens, in evenly spread windows, each read from a fresh
-    start. length: tokens of a window; by default those of a training sequence.
+    Settings as of `Windows`. The standard error of a difference is over windows.
     """
 
     max_tokens: int | None = 65536
-    length: int | None = None
-    batch_size: int = 8
-
-    def __post_init__(self) -> None:
-        for name in ("max_tokens", "length", "batch_size"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise ValueError(f"{name} must be at least 1, got {value}")
-
-    @property
-    def batch(self) -> int:
-        return self.batch_size
 
     def samples(self, subject: Subject) -> Sequence[Sample]:
         parts = parts_of(subject.model)
@@ -60,8 +45,7 @@ class Parts(Evaluation, tag="parts"):
                 f"{subject.name} has no parts to leave out: no layer has a bank, a mixture or "
                 "other values with a coefficient, and none is kvm"
             )
-        total, length = len(subject.corpus.held_out.tokens), self._length(subject)
-        starts = window_starts(total, length, self.max_tokens)
+        length, starts = self.length(subject), self.starts(subject)
         return [
             Sample(id=f"{name}/{start}", content=start, group=name, size=length)
             for name in (WHOLE, *parts)
@@ -69,25 +53,11 @@ class Parts(Evaluation, tag="parts"):
         ]
 
     def measure(self, subject: Subject, samples: Sequence[Sample]) -> list[Record]:
-        name, length = samples[0].group, self._length(subject)
-        corpus = subject.corpus
-        rows = [corpus.held_out.tokens[s.content : s.content + length + 1] for s in samples]
-        tokens = torch.from_numpy(np.stack(rows).astype(np.int64))
-        sizes = torch.from_numpy(np.asarray(corpus.token_bytes, dtype=np.int64))[tokens[:, 1:]]
-        part = contextlib.nullcontext()
+        name, part = samples[0].group, contextlib.nullcontext()
         if name != WHOLE:
             part = parts_of(subject.model)[name].left_out()
         with part:
-            losses = token_losses(subject.model, tokens).double() * (sizes > 0)
-        return [
-            {
-                "prompt": prompt_hash(row),
-                "nats": nats.sum().item(),
-                "tokens": int((size > 0).sum()),
-                "bytes": int(size.sum()),
-            }
-            for row, nats, size in zip(tokens, losses, sizes, strict=True)
-        ]
+            return self.losses(subject, [sample.content for sample in samples])
 
     def results(self, subject: Subject, records: Sequence[Record]) -> dict[str, Any]:
         parts = parts_of(subject.model)
@@ -99,21 +69,13 @@ class Parts(Evaluation, tag="parts"):
             _result(part, whole, without, rms)
             for part, without in zip(parts.values(), others, strict=True)
         ]
-        return {WHOLE: _summed(whole) | {"windows": windows}, "parts": found}
+        return {WHOLE: summed(whole), "parts": found}
 
     def scores(self, results: dict[str, Any]) -> dict[str, float]:
         return {
             f"{self.title}:{part['layer']}.{part['part']}": part["difference"]
             for part in results["parts"]
         }
-
-    def _length(self, subject: Subject) -> int:
-        length = self.length or subject.training_length
-        if length is None:
-            raise ValueError(
-                f"nobody knows how long the training sequences of {subject.name} were; give length"
-            )
-        return length
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -174,35 +136,21 @@ class WindowOfKVM(WindowMemory):
         return super().forward(query, key, values, gate_input, state, span)
 
 
-def _summed(records: Sequence[Record]) -> dict[str, Any]:
-    nats, tokens, size = (sum(r[name] for r in records) for name in ("nats", "tokens", "bytes"))
-    return {
-        "bpb": nats / math.log(2) / size,
-        "nats_per_token": nats / tokens,
-        "tokens": tokens,
-        "bytes": size,
-    }
-
-
 def _result(
     part: LayerPart, whole: Sequence[Record], without: Sequence[Record], rms: "_RootMeanSquares"
 ) -> dict[str, Any]:
-    """Of one part; the standard error of the difference is over windows."""
     coefficient = table_rms = product = None
     if isinstance(part.part, Part):
         coefficient = part.part.coefficient
         table_rms = None if part.part.table is None else rms(part.part.table)
     if coefficient is not None and table_rms is not None:
         product = coefficient * table_rms
-    before, after = _summed(whole), _summed(without)
+    before, after = summed(whole), summed(without)
     differences = [
         (b["nats"] - a["nats"]) / a["tokens"]
         for a, b in zip(whole, without, strict=True)
         if a["tokens"]
     ]
-    error = None
-    if len(differences) > 1:
-        error = float(np.std(differences, ddof=1)) / math.sqrt(len(differences))
     return {
         "layer": part.layer,
         "part": part.name,
@@ -212,7 +160,7 @@ def _result(
         "loss_whole": before["nats_per_token"],
         "loss_without": after["nats_per_token"],
         "difference": after["nats_per_token"] - before["nats_per_token"],
-        "standard_error": error,
+        "standard_error": standard_error(differences),
         "bpb_without": after["bpb"],
     }
 

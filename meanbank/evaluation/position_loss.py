@@ -7,7 +7,15 @@ from typing import Any
 import numpy as np
 import torch
 
-from meanbank.evaluation.base import Evaluation, Record, Sample, Subject, prompt_hash
+from meanbank.core.config import check_least
+from meanbank.evaluation.base import (
+    Evaluation,
+    Record,
+    Sample,
+    Subject,
+    prompt_hash,
+    standard_error,
+)
 from meanbank.evaluation.losses import token_losses
 
 
@@ -30,19 +38,11 @@ class PositionLoss(Evaluation, tag="position-loss"):
     max_documents: int | None = None
 
     def __post_init__(self) -> None:
-        for name in ("multiple", "training_length", "buckets", "max_documents"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise ValueError(f"{name} must be at least 1, got {value}")
+        check_least(self, 1, "multiple", "training_length", "buckets", "max_documents")
 
     def base(self, subject: Subject) -> int:
         """T: tokens of a training sequence."""
-        found = self.training_length or subject.training_length
-        if found is None:
-            raise ValueError(
-                f"nothing tells the training length of {subject.name}; set training_length"
-            )
-        return found
+        return self.training_length or subject.known_training_length("training_length")
 
     def times(self, subject: Subject) -> int:
         """How many training lengths are read of each document."""
@@ -100,7 +100,7 @@ class PositionLoss(Evaluation, tag="position-loss"):
                     "start": start,
                     "stop": stop,
                     "loss": column.mean(),
-                    "standard_error": _error(column),
+                    "standard_error": standard_error(column.tolist()),
                 }
                 for (start, stop), column in zip(places, columns, strict=True)
             ]
@@ -121,8 +121,3 @@ class PositionLoss(Evaluation, tag="position-loss"):
 
     def scores(self, results: dict[str, Any]) -> dict[str, float]:
         return {f"{self.title}@{k}x": row["loss"] for k, row in results["at"].items()}
-
-
-def _error(column: np.ndarray) -> float | None:
-    """The standard error of a mean; None of a single number."""
-    return column.std(ddof=1) / len(column) ** 0.5 if len(column) > 1 else None

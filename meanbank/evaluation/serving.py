@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from transformers import Cache, PreTrainedModel
 
+from meanbank.core.config import check_least
 from meanbank.core.progress import Report, progress
 from meanbank.evaluation.base import Evaluation, Record, Sample, Subject
 from meanbank.model import MeanbankCache
@@ -34,8 +35,7 @@ class Serving(Evaluation, tag="serving"):
     seed: int = 0
 
     def __post_init__(self) -> None:
-        if min((self.tokens, *self.contexts), default=0) < 1 or not self.contexts:
-            raise ValueError("contexts and tokens must be at least 1")
+        check_least(self, 1, "contexts", "tokens")
 
     def samples(self, subject: Subject) -> list[Sample]:
         return [

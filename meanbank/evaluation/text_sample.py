@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from meanbank.evaluation.base import Evaluation, Record, Sample, Subject, prompt_hash
+from meanbank.evaluation.generation import SamplingSettings
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -19,6 +20,18 @@ class TextSample(Evaluation, tag="samples"):
     top_p: float = 0.9
     seed: int = 0
 
+    def __post_init__(self) -> None:
+        self.sampling()
+
+    def sampling(self) -> SamplingSettings:
+        """How tokens are drawn; ValueError for settings that make no sense."""
+        return SamplingSettings(
+            max_new_tokens=self.max_new_tokens,
+            temperature=self.temperature,
+            top_p=self.top_p,
+            seed=self.seed,
+        )
+
     def samples(self, subject: Subject) -> list[Sample]:
         subject.text_tokenizer()
         return [Sample(id=str(n), content=prompt) for n, prompt in enumerate(self.prompts)]
@@ -28,14 +41,13 @@ class TextSample(Evaluation, tag="samples"):
 
     def _go_on(self, subject: Subject, prompt: str) -> Record:
         ids = torch.tensor([subject.encode(prompt)], device=subject.model.device)
-        sampled = {"do_sample": True, "temperature": self.temperature, "top_p": self.top_p}
         torch.manual_seed(self.seed)
         model: Any = subject.model
         written = model.generate(
             ids,
             attention_mask=torch.ones_like(ids),
             max_new_tokens=self.max_new_tokens,
-            **(sampled | {"top_k": 0} if self.temperature else {"do_sample": False}),
+            **self.sampling().keywords(),
         )
         new = written[0, ids.shape[1] :].tolist()
         text = subject.text_tokenizer().decode(new)

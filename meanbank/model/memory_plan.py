@@ -87,27 +87,6 @@ class TrainingBytes:
         return self.weights + self.activations + self.optimizer
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class BankBreakEven:
-    """Where the table of a bank layer is no larger than the values that its memory need not hold.
-
-    table: bytes of the layer's share of its table; value_weights: of the value projection that it
-    has not; saved: bytes a token, values less ids. tokens: exact tokens of all sequences from which
-    on it pays off. context: tokens of each of `batch` sequences from which on it does, batch_size:
-    the number of sequences from which on some context does; None where there is none.
-    """
-
-    name: str
-    memory: str
-    table: int
-    value_weights: int
-    saved: int
-    tokens: int
-    batch: int
-    context: int | None
-    batch_size: int | None
-
-
 def serving_bytes(model: MeanbankForCausalLM, context: int, batch: int = 1) -> ServingBytes:
     """What a model (without data, see `empty_model`) needs in its own dtype."""
     weights, tables = weight_nbytes(model)
@@ -180,7 +159,7 @@ def state_by_part(model: MeanbankForCausalLM, tokens: int, batch: int) -> dict[s
     found: dict[str, int] = {}
     stem = backbone.stem.state_like(batch, model.dtype)
     parts = [] if stem is None else [stem.nbytes_by_part()]
-    parts += [_parts(block, tokens, batch, model.dtype) for block in _blocks(model)]
+    parts += [_parts(block, tokens, batch, model.dtype) for block in blocks_of(model)]
     for part in parts:
         for name, size in part.items():
             found[name] = found.get(name, 0) + size
@@ -190,8 +169,10 @@ def state_by_part(model: MeanbankForCausalLM, tokens: int, batch: int) -> dict[s
 def layer_bytes(model: MeanbankForCausalLM, tokens: int, batch: int) -> tuple[LayerBytes, ...]:
     """Bytes of each layer."""
     layers = []
-    for number, (plan, block) in enumerate(zip(model.config.plans(), _blocks(model), strict=True)):
-        weights, table = _own_nbytes(block, f"model.layers.{number}.")
+    for number, (plan, block) in enumerate(
+        zip(model.config.plans(), blocks_of(model), strict=True)
+    ):
+        weights, table = own_nbytes(block, f"model.layers.{number}.")
         layers.append(
             LayerBytes(
                 name=f"layers.{number}",
@@ -210,7 +191,7 @@ def empty_cache(model: MeanbankForCausalLM, tokens: int, batch: int) -> Meanbank
     backbone: Any = model.model
     cache = model.model.new_cache()
     if tokens:
-        states: list[State] = [b.state_like(tokens, batch, model.dtype) for b in _blocks(model)]
+        states: list[State] = [b.state_like(tokens, batch, model.dtype) for b in blocks_of(model)]
         stem = backbone.stem.state_like(batch, model.dtype)
         for layer, state in zip(cache.layers, [*states, stem], strict=False):
             layer.store(state, tokens, (tokens,) * batch)
@@ -293,99 +274,6 @@ def _last(left: Callable[[int], float], high: int) -> int:
     return low
 
 
-def break_even(model: MeanbankForCausalLM, batch: int = 1) -> tuple[BankBreakEven, ...]:
-    """Where each bank layer pays off; a table that layers share is shared out evenly."""
-    layers, itemsize = list(_blocks(model)), model.dtype.itemsize
-    sharing = sum(block.reads_shared_table for block in layers)
-    found = []
-    for number, (plan, block) in enumerate(zip(model.config.plans(), layers, strict=True)):
-        mixer = block.attention
-        if not mixer.values.stores_token_ids:
-            continue
-        width, backbone = mixer.geometry.value_width, cast(Any, model.model)
-        _, table = _own_nbytes(block, f"model.layers.{number}.")
-        if block.reads_shared_table:
-            table = -(-backbone.shared_table.numel() * itemsize // sharing)
-        saved = width * itemsize - mixer.values.stored_nbytes(model.dtype)
-        weights = model.config.hidden_size * width * itemsize
-        tokens = max(0, -(-(table - weights) // saved))
-        context, batch_size = None, None
-        if isinstance(mixer, SoftmaxAttention):
-            context, batch_size = _reached(mixer.memory.held_max, tokens, batch)
-        found.append(
-            BankBreakEven(
-                name=f"layers.{number}",
-                memory=plan.memory.tag,
-                table=table,
-                value_weights=weights,
-                saved=saved,
-                tokens=tokens,
-                batch=batch,
-                context=context,
-                batch_size=batch_size,
-            )
-        )
-    return tuple(found)
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class BankSaving:
-    """What the banks of a model save in its states after `tokens` tokens of `batch` sequences.
-
-    saved: bytes of values that are left out; tables: bytes of the tables that they come from.
-    of_values, of_keys_and_values: saved less tables, as a share of what all layers would hold of
-    either if they projected their values, compressed rows included.
-    """
-
-    tokens: int
-    batch: int
-    saved: int
-    tables: int
-    of_values: float
-    of_keys_and_values: float
-
-
-def bank_saving(model: MeanbankForCausalLM, tokens: int, batch: int = 1) -> BankSaving | None:
-    """What the banks of a model save in its states; None where it has none, or no attention."""
-    saved = keys = values = 0
-    itemsize = model.dtype.itemsize
-    for block in _blocks(model):
-        mixer = block.attention
-        if not isinstance(mixer, SoftmaxAttention):
-            return None
-        held, sizes = mixer.memory.held_max(tokens), mixer.geometry
-        keys += batch * (held.exact + held.rows) * sizes.key_width * itemsize
-        values += batch * (held.exact + held.rows) * sizes.value_width * itemsize
-        if mixer.values.stores_token_ids:
-            left_out = sizes.value_width * itemsize - mixer.values.stored_nbytes(model.dtype)
-            saved += batch * held.exact * left_out
-    if not saved:
-        return None
-    tables = weight_nbytes(model)[1]
-    return BankSaving(
-        tokens=tokens,
-        batch=batch,
-        saved=saved,
-        tables=tables,
-        of_values=(saved - tables) / values,
-        of_keys_and_values=(saved - tables) / (keys + values),
-    )
-
-
-def _reached(held_max: Callable[[int], Any], tokens: int, batch: int) -> tuple[int | None, int]:
-    """The context from which on `batch` sequences hold so many exact tokens, and the smallest
-    batch that does at some context."""
-    most, wanted = held_max(LONGEST).exact, max(1, -(-tokens // batch))
-    batch_size = max(1, -(-tokens // most))
-    if wanted > most:
-        return None, batch_size
-    low, high = 0, LONGEST  # it holds fewer, and enough
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (low, middle) if held_max(middle).exact >= wanted else (middle, high)
-    return high, batch_size
-
-
 def _parts(block: Block, tokens: int, batch: int, dtype: torch.dtype) -> dict[str, int]:
     """Bytes of a block's state, by part; token ids apart."""
     found = block.state_like(tokens, batch, dtype).nbytes_by_part()
@@ -398,7 +286,7 @@ def _parts(block: Block, tokens: int, batch: int, dtype: torch.dtype) -> dict[st
     return found
 
 
-def _own_nbytes(block: Block, prefix: str) -> tuple[int, int]:
+def own_nbytes(block: Block, prefix: str) -> tuple[int, int]:
     """Bytes of a block's parameters, and of a table of its own."""
     weights = table = 0
     for name, parameter in block.named_parameters():
@@ -410,7 +298,8 @@ def _own_nbytes(block: Block, prefix: str) -> tuple[int, int]:
     return weights, table
 
 
-def _blocks(model: MeanbankForCausalLM) -> Iterable[Block]:
+def blocks_of(model: MeanbankForCausalLM) -> Iterable[Block]:
+    """The layers of a model."""
     backbone: Any = model.model
     return cast(Iterable[Block], backbone.layers)
 

@@ -13,7 +13,6 @@ from meanbank.reports.markdown import markdown
 from meanbank.reports.mask_figure import MaskPanel, draw_mask, write_mask
 from meanbank.reports.memory_figure import MemoryPanel, draw_token_fates, write_token_fates
 from meanbank.reports.study import (
-    load_study,
     study_tables,
     write_results_page,
     write_study_report,
@@ -33,7 +32,6 @@ __all__ = [
     "first_faster",
     "growth_exponent",
     "load_records",
-    "load_study",
     "markdown",
     "print_table",
     "study_tables",

@@ -18,13 +18,12 @@ from meanbank.reports.benchmarks import (
 )
 from meanbank.reports.canvas import png
 from meanbank.reports.files import write_whole
-from meanbank.reports.palette import GUIDE, STYLES, Style
+from meanbank.reports.palette import BELOW, GUIDE, STYLES, Style
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure as Canvas
 
-_BELOW: Any = "outside lower center"  # Any: the types of matplotlib know only places inside
 _PANEL = (3.5, 3.1)  # inches
 _PANELS_A_ROW = 3
 _CAPTION = (
@@ -152,7 +151,7 @@ def _legend(canvas: "Canvas", lines: Sequence[Sequence[Record]]) -> None:
     columns = max(1, min(len(handles), int(canvas.get_size_inches()[0] / 2.1)))
     legend = canvas.legend(
         handles=list(handles.values()),
-        loc=_BELOW,
+        loc=BELOW,
         ncols=columns,
         title=fill(_CAPTION, round(15 * canvas.get_size_inches()[0])),
         title_fontsize=7.5,

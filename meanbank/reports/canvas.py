@@ -1,19 +1,17 @@
 """Figures to PNG files, the same bytes for the same numbers; and the tables beside them."""
 
-import csv
 import io
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from meanbank.reports.files import write_whole
-from meanbank.reports.palette import FORM_COLORS, figure_style
+from meanbank.reports.files import csv_lines, write_whole
+from meanbank.reports.palette import BELOW, FORM_COLORS, figure_style
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure as Canvas
 
-_BELOW: Any = "outside lower center"  # Any: the types of matplotlib know only places inside
 _COLORS = (64, 32, 16)
 _SMALL_BYTES = 60_000
 
@@ -75,13 +73,9 @@ def form_legend(canvas: "Canvas", names: Sequence[str], labels: Sequence[str]) -
         for name, label in zip(names, labels, strict=True)
     ]
     columns = max(1, min(len(handles), int(canvas.get_figwidth() / 1.7)))
-    canvas.legend(handles=handles, loc=_BELOW, ncols=columns, handlelength=1.2)
+    canvas.legend(handles=handles, loc=BELOW, ncols=columns, handlelength=1.2)
 
 
 def write_csv(path: Path, columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
     """Comma-separated values with a line of names."""
-    text = io.StringIO()
-    out = csv.writer(text, lineterminator="\n")
-    out.writerow(columns)
-    out.writerows(rows)
-    write_whole(path, text.getvalue().encode("utf-8"))
+    write_whole(path, csv_lines(columns, rows).encode("utf-8"))

@@ -5,7 +5,7 @@ import io
 import json
 import math
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -65,9 +65,14 @@ def as_count(value: Any) -> int | None:
 def csv_text(rows: Sequence[Mapping[str, Any]]) -> str:
     """Comma-separated values, a column for each name in order of first appearance."""
     names = list(dict.fromkeys(name for row in rows for name in row))
+    return csv_lines(names, ([row.get(name, "") for name in names] for row in rows))
+
+
+def csv_lines(columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
+    """Comma-separated values with a line of names."""
     text = io.StringIO()
-    out = csv.DictWriter(text, names, lineterminator="\n")
-    out.writeheader()
+    out = csv.writer(text, lineterminator="\n")
+    out.writerow(columns)
     out.writerows(rows)
     return text.getvalue()
 

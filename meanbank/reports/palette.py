@@ -29,6 +29,7 @@ STYLES = {
     "kvm_sqrt_bank": Style(color="#D55E00", marker="v", dashes=(5, 2)),
 }
 GUIDE = "#767676"
+BELOW: Any = "outside lower center"  # Any: the types of matplotlib know only places inside
 # How a token is held or seen; the same in every picture.
 FORM_COLORS = {
     "exact": "#0072B2",
@@ -64,6 +65,12 @@ def arm_styles(groups: Iterable[Sequence[str]]) -> dict[str, Style]:
             fresh = [style for style in free if style.color not in colors]
             styles[name] = next(iter(fresh or free), STYLES["full"])
     return styles
+
+
+def variant(color: str, number: int) -> Style:
+    """A look of that colour; markers and dashes go by the number."""
+    dashes = _DASHES[number % len(_DASHES)]
+    return Style(color=color, marker=_MARKERS[number % len(_MARKERS)], dashes=dashes)
 
 
 def _looks() -> Iterator[Style]:

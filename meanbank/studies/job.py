@@ -9,17 +9,15 @@ STUDY/runs/ARM/seed-N.log    what the run said
 
 import dataclasses
 import functools
-import json
 import math
 import shutil
 import signal
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from meanbank.core.config import choose, to_plain
-from meanbank.core.files import locked, read_json, write_json
+from meanbank.core.files import as_read, locked, read_json, write_json
 from meanbank.evaluation.base import Evaluation
 from meanbank.model import MeanbankConfig
 from meanbank.model.accounting import empty_model
@@ -90,7 +88,7 @@ class Job:
         """`settings`, `scores` and `seconds` by title, of what was evaluated as it is to be."""
         path = self.folder / EVALUATED
         found = read_json(path) if path.is_file() else {}
-        wanted = {each.title: _json(to_plain(each)) for each in self.arm.evaluations}
+        wanted = {each.title: as_read(to_plain(each)) for each in self.arm.evaluations}
         return {
             title: found[title]
             for title, settings in wanted.items()
@@ -113,7 +111,7 @@ class Job:
             return None
         result, settings = read_json(path), [to_plain(each) for each in self.arm.evaluations]
         kept = (result.get("config"), result.get("evaluation_settings"))
-        return result if kept == (_json(self.config.plain()), _json(settings)) else None
+        return result if kept == (as_read(self.config.plain()), as_read(settings)) else None
 
 
 def jobs_of(study: Study, out: Path) -> list[Job]:
@@ -183,7 +181,7 @@ def replaced(job: Job) -> Path:
 def keep_scores(job: Job, run: LoadedRun, evaluations: Sequence[Evaluation]) -> None:
     """Evaluate, and keep the scores of each evaluation as soon as it is done."""
     settings = {each.title: to_plain(each) for each in evaluations}
-    kept, began = job.evaluated(), time.monotonic()
+    kept = job.evaluated()
     for each, result in zip(evaluations, evaluate_run(run, evaluations), strict=True):
         for name, value in result["scores"].items():
             if not math.isfinite(value):
@@ -191,10 +189,9 @@ def keep_scores(job: Job, run: LoadedRun, evaluations: Sequence[Evaluation]) -> 
         kept[each.title] = {
             "settings": settings[each.title],
             "scores": result["scores"],
-            "seconds": time.monotonic() - began,
+            "seconds": result["seconds"],
         }
         write_json(job.folder / EVALUATED, kept)
-        began = time.monotonic()
 
 
 def sum_up(job: Job) -> dict[str, Any]:
@@ -247,8 +244,3 @@ def write_failure(job: Job, code: int) -> dict[str, Any]:
     }
     write_json(job.folder / FAILURE, failure)
     return failure
-
-
-def _json(value: Any) -> Any:
-    """The value as it comes back from JSON."""
-    return json.loads(json.dumps(value))

@@ -4,12 +4,12 @@ STUDY/verdicts.json    the rule, the claims with their verdicts, and arms compar
 STUDY/report.html ...  see `meanbank.reports.study`
 """
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from meanbank.core.files import read_json, write_json
+from meanbank.evaluation.driver import read_records
 from meanbank.reports import write_study_report
 from meanbank.studies.comparisons import compare_arms
 from meanbank.studies.engine import CLAIMS
@@ -55,13 +55,9 @@ def items_of(job: Job) -> dict[str, dict[str, float]]:
     """{score: {sample id: value}} of the scores that are means over samples."""
     found: dict[str, dict[str, float]] = {}
     for evaluation in job.arm.evaluations:
-        path = job.evaluations / f"{evaluation.title}{RECORDS}"
-        with path.open(encoding="utf-8") as file:
-            next(file)  # what the records are of
-            for line in file:
-                record = json.loads(line)
-                for score, value in record.get("scores", {}).items():
-                    found.setdefault(score, {})[record["id"]] = value
+        for record in read_records(job.evaluations / f"{evaluation.title}{RECORDS}"):
+            for score, value in record.get("scores", {}).items():
+                found.setdefault(score, {})[record["id"]] = value
     return found
 
 

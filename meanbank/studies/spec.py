@@ -11,7 +11,7 @@ from typing import Literal
 
 import meanbank.evaluation  # noqa: F401 - registers what can be evaluated
 from meanbank.core.bundled import bundled, find_yaml, read_yaml
-from meanbank.core.config import build, choose
+from meanbank.core.config import build, check_least, choose
 from meanbank.evaluation.base import Evaluation
 from meanbank.studies.verdicts import ClaimSpec
 
@@ -36,8 +36,7 @@ class MatchSpec:
     def __post_init__(self) -> None:
         if (self.by == "bytes") != (self.context is not None):
             raise ValueError("context, in tokens, is for by: bytes, which needs it")
-        if self.context is not None and self.context < 1:
-            raise ValueError(f"context must be at least 1, got {self.context}")
+        check_least(self, 1, "context")
         if not self.tolerance > 0:
             raise ValueError(f"tolerance must be positive, in percent, got {self.tolerance}")
 

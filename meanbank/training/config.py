@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from meanbank.core.bundled import bundled, find_yaml, read_yaml
-from meanbank.core.config import apply_override, build, choose, to_plain
+from meanbank.core.config import apply_override, build, check_least, choose, to_plain
 from meanbank.core.errors import one_line
 from meanbank.data import DataConfig
 from meanbank.model import MeanbankConfig
@@ -45,11 +45,9 @@ class TrainingConfig:
     device: Literal["auto", "cpu", "cuda"] = "auto"
 
     def __post_init__(self) -> None:
-        if self.steps < 1:
-            raise ValueError(f"steps must be at least 1, got {self.steps}")
-        for name in ("keep_last", "write_behind", "evaluation_tokens", "accumulation"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
+        ones = ("steps", "keep_last", "write_behind", "evaluation_tokens", "accumulation")
+        check_least(self, 1, *ones)
+        check_least(self, 0, "seed", "evaluate_every", "checkpoint_every", "keep_every")
         if self.warmup_steps is None:
             warmup_steps = self.recipe.default_warmup_steps(self.steps)
             object.__setattr__(self, "warmup_steps", warmup_steps)
@@ -58,9 +56,6 @@ class TrainingConfig:
                 f"warmup_steps must be between 0 and steps ({self.steps}), got "
                 f"{self.warmup_steps}; set training.warmup_steps, too"
             )
-        for name in ("seed", "evaluate_every", "checkpoint_every", "keep_every"):
-            if getattr(self, name) < 0:
-                raise ValueError(f"{name} must not be negative, got {getattr(self, name)}")
 
 
 # What may change when a run is resumed: none of it changes what is learnt, but for rounding.

@@ -11,11 +11,10 @@ from torch import nn
 
 from meanbank.core.config import choose
 from meanbank.model.accounting import empty_model
+from meanbank.model.bank_plan import BankBreakEven, break_even
 from meanbank.model.memory_plan import (
-    BankBreakEven,
     ServingBytes,
     TrainingBytes,
-    break_even,
     largest_context,
     optimizer_nbytes,
     serving_bytes,

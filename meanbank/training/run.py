@@ -24,7 +24,7 @@ from meanbank.core.provenance import produced_by
 from meanbank.data import Corpus, RecallBatches, TextBatches, prepare_corpus
 from meanbank.data.tokenizer import load_tokenizer
 from meanbank.evaluation import Subject
-from meanbank.evaluation.bpb import window_starts
+from meanbank.evaluation.windows import window_starts
 from meanbank.model import MeanbankForCausalLM
 from meanbank.training.checkpoint import TOKENIZER, TRAINER, checkpoints, damage_told
 from meanbank.training.claim import LOCK

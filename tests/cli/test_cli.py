@@ -6,6 +6,8 @@ import json
 import pytest
 
 from meanbank.cli import main
+from meanbank.training import load_config, train
+from tests.conftest import write_config, write_corpus
 
 
 def run(*arguments: str) -> int:
@@ -70,6 +72,16 @@ def test_recall(tmp_path, capsys):
     assert "not text" in capsys.readouterr().err
 
 
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    """A configuration and its run, for tests that change neither."""
+    folder = tmp_path_factory.mktemp("finished")
+    config = write_config(folder / "small.yaml", write_corpus(folder / "corpus"))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("MEANBANK_CACHE", str(folder / "cache"))
+        yield config, train(load_config(config), folder / "run")
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -101,24 +113,23 @@ def test_recall(tmp_path, capsys):
         (["generate", "RUN", "--prompt", "x", "--temperature", "-1"], "temperature"),
     ],
 )
-def test_wrong_input_is_one_line_and_exit_code_2(
-    arguments, message, trained, config_file, tmp_path, capsys
-):
+def test_wrong_input_is_one_line_and_exit_code_2(arguments, message, finished, tmp_path, capsys):
+    config, run_folder = finished
     (tmp_path / "empty").mkdir()
     places = {
-        "CONFIG": str(config_file),
-        "RUN": str(trained),
+        "CONFIG": str(config),
+        "RUN": str(run_folder),
         "EMPTY": str(tmp_path / "empty"),
         "NEW": str(tmp_path / "new"),
     }
-    before = sorted(trained.rglob("*"))
+    before = sorted(run_folder.rglob("*"))
     assert run(*(places.get(word, word) for word in arguments)) == 2
     errors = [line for line in capsys.readouterr().err.splitlines() if "error" in line]
     assert len(errors) == 1
     assert message in errors[0]
     assert errors[0].startswith("meanbank: error: ")
     assert not (tmp_path / "new").exists()
-    assert sorted(trained.rglob("*")) == before
+    assert sorted(run_folder.rglob("*")) == before
 
 
 def test_changed_data_is_noticed(trained, corpus, capsys):

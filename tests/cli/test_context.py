@@ -6,12 +6,13 @@ import re
 import pytest
 import torch
 
-from meanbank import MeanbankCache, MeanbankConfig, MeanbankForCausalLM
+from meanbank import MeanbankCache
 from meanbank.data.text_stream import stream_tokens
-from meanbank.data.tokenizer import end_of_text_id, train_tokenizer
+from meanbank.data.tokenizer import end_of_text_id
 from meanbank.evaluation import generation
 from meanbank.model import MeanbankModel
 from meanbank.training import load_config, load_model, train
+from tests.cli.model_folders import save_model
 from tests.cli.test_cli import run
 from tests.conformance.models import KVM
 from tests.conftest import WORDS
@@ -20,23 +21,8 @@ from tests.conftest import WORDS
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     """A plain Hugging Face folder: KVM with a bank in the last layer, and a tokenizer."""
-    folder = tmp_path_factory.mktemp("models") / "small"
-    torch.manual_seed(0)
-    tokenizer = train_tokenizer([" ".join(WORDS)], 300)
     plan = [{"memory": KVM}, {"where": "last_third", "values": "bank"}]
-    model = MeanbankForCausalLM(
-        MeanbankConfig(
-            vocab_size=300,
-            hidden_size=32,
-            num_hidden_layers=2,
-            num_attention_heads=2,
-            initialization="plain",
-            plan=plan,
-        )
-    )
-    model.save_pretrained(folder)
-    tokenizer.save(str(folder / "tokenizer.json"))
-    return str(folder)
+    return save_model(tmp_path_factory.mktemp("models") / "small", plan)
 
 
 @pytest.fixture
@@ -44,7 +30,7 @@ def book(tmp_path):
     """A text with all kinds of space between words."""
     path = tmp_path / "book.txt"
     marks = ["\n", "\n\n", "  ", "\t", " é", "…", " 12 ", "'s "]
-    words = [random.Random(n).choice(WORDS + marks) for n in range(1500)]
+    words = [random.Random(n).choice(WORDS + marks) for n in range(800)]
     path.write_text(" ".join(words), encoding="utf-8")
     return path
 

@@ -3,31 +3,11 @@
 import csv
 
 import pytest
-import torch
 
-from meanbank import MeanbankConfig, MeanbankForCausalLM
-from meanbank.data.tokenizer import train_tokenizer
+from tests.cli.model_folders import save_model
 from tests.cli.test_cli import run
 from tests.conformance.models import KVM
 from tests.conftest import WORDS
-
-
-def save_model(folder, plan) -> str:
-    torch.manual_seed(0)
-    tokenizer = train_tokenizer([" ".join(WORDS)], 300)
-    model = MeanbankForCausalLM(
-        MeanbankConfig(
-            vocab_size=300,
-            hidden_size=32,
-            num_hidden_layers=2,
-            num_attention_heads=2,
-            initialization="plain",
-            plan=plan,
-        )
-    )
-    model.save_pretrained(folder)
-    tokenizer.save(str(folder / "tokenizer.json"))
-    return str(folder)
 
 
 @pytest.fixture

@@ -193,7 +193,7 @@ def test_count_takes_some_of_the_same_items(folder, tokenizer):
     assert all(record in every.records for record in some.records)
     other = run_evaluation(Core(folder=str(folder), count=3, seed=1), subject)
     assert other.prompt_hash != some.prompt_hash
-    with pytest.raises(ValueError, match=r"core.count must be at least 1, got 0"):
+    with pytest.raises(ValueError, match=r"count must be at least 1, got 0"):
         Core(folder=str(folder), count=0)
 
 

@@ -1,6 +1,7 @@
 """Evaluations against numbers that can be worked out."""
 
 import math
+import re
 from types import SimpleNamespace
 
 import numpy as np
@@ -8,11 +9,14 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
+import meanbank.evaluation
 from meanbank import MeanbankConfig, MeanbankForCausalLM
+from meanbank.cli.evaluate import evaluate
 from meanbank.data import PackedTokens, RecallConfig
 from meanbank.evaluation import (
     BigramBits,
     BitsPerByte,
+    Evaluation,
     MemoryBytes,
     PositionLoss,
     Recall,
@@ -20,8 +24,8 @@ from meanbank.evaluation import (
     Subject,
     run_evaluation,
 )
-from meanbank.evaluation.bpb import window_starts
 from meanbank.evaluation.losses import token_losses
+from meanbank.evaluation.windows import window_starts
 
 
 def make_model(vocab_size=30, memory="kvm") -> MeanbankForCausalLM:
@@ -212,3 +216,11 @@ def test_the_bigram_baseline():
     found = Subject(name="counts", model=make_model(), open_corpus=lambda: corpus)
     result = results(BigramBits(sequence_length=99), found)
     assert result["bpb"] == pytest.approx(math.log2(5), rel=0.01)
+
+
+def test_every_evaluation_is_exported_and_in_the_help():
+    words = set(re.findall(r"[\w-]+", evaluate.__doc__ or ""))
+    for tag, kind in Evaluation.family.items():
+        if kind.__module__.startswith("meanbank."):
+            assert tag in words, "name it in the help of meanbank/cli/evaluate.py"
+            assert kind.__name__ in meanbank.evaluation.__all__

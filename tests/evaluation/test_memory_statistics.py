@@ -179,7 +179,7 @@ def test_documents():
 
 
 def test_short_documents_have_no_rows():
-    outcome = run_evaluation(MemoryStatistics(length=8), subject(model_of(KVM), [[1] * 9]))
+    outcome = run_evaluation(MemoryStatistics(sequence_length=8), subject(model_of(KVM), [[1] * 9]))
     layer = outcome.results["layers"][0]
     assert (layer["rows"], layer["dead_rows"], layer["effective_rows"]) == (0, 0, None)
     assert "memory-statistics:effective_rows" not in outcome.scores
@@ -216,7 +216,7 @@ def test_wrong_subjects_and_settings():
     small = model_of(KVM)
     with pytest.raises(ValueError, match="no held-out document has 20 tokens, the longest has 9"):
         run_evaluation(MemoryStatistics(), subject(small, [[1] * 9]))
-    with pytest.raises(ValueError, match=r"nobody knows how long .* of small were; give length"):
+    with pytest.raises(ValueError, match="training length of small; set sequence_length"):
         run_evaluation(MemoryStatistics(), subject(small, [[1] * 9], training_length=None))
     with pytest.raises(ValueError, match="count must be at least 1, got 0"):
         MemoryStatistics(count=0)

@@ -82,6 +82,6 @@ def test_what_is_refused():
         run_evaluation(Mqar(), subject(Near(1), recall=None))
     with pytest.raises(ValueError, match="needs from 1 to 10 pairs"):
         run_evaluation(Mqar(), subject(Near(1)))
-    with pytest.raises(ValueError, match=r"mqar.grid needs distinct"):
+    with pytest.raises(ValueError, match="grid needs distinct"):
         Mqar(grid=((32, 4), (32, 4)))
     assert Evaluation.family["mqar"] is Mqar

@@ -14,7 +14,7 @@ from meanbank.core.geometry import Geometry
 from meanbank.core.layout import Span
 from meanbank.core.values import DenseValues
 from meanbank.data import PackedTokens
-from meanbank.evaluation import Parts
+from meanbank.evaluation import BitsPerByte, Parts
 from meanbank.evaluation.base import Subject
 from meanbank.evaluation.driver import run_evaluation
 from meanbank.evaluation.losses import token_losses
@@ -38,6 +38,7 @@ NAMES = {
 }
 LENGTH = 12
 DOCUMENT = [*np.random.default_rng(0).integers(1, 40, 59).tolist(), 0]
+TWO_DOCUMENTS = [*DOCUMENT[:17], 0, *DOCUMENT[18:]]
 SIZES = np.array([0, *([2] * 39)])
 
 
@@ -53,10 +54,10 @@ def layered(source: str, memory="full", backbone="gptalpha2"):
     return model
 
 
-def subject(model, **changes) -> Subject:
-    tokens = np.array(DOCUMENT, dtype=np.uint16)
+def subject(model, text=DOCUMENT, **changes) -> Subject:
+    tokens = np.array(text, dtype=np.uint16)
     held_out = PackedTokens(tokens=tokens, offsets=np.array([0, len(tokens)]))
-    corpus = SimpleNamespace(held_out=held_out, token_bytes=SIZES)
+    corpus = SimpleNamespace(held_out=held_out, token_bytes=SIZES, end_of_text_id=0)
     given = {"open_corpus": lambda: corpus, "training_length": LENGTH} | changes
     return Subject(name="small", model=model, **given)
 
@@ -138,6 +139,18 @@ def test_what_is_reported():
     assert outcome.prompt_hash is not None
 
 
+@pytest.mark.parametrize("changes", [{"isolated": True}, {"prefix": (7,)}])
+def test_the_whole_is_what_bpb_tells(changes):
+    """Where documents are kept apart, or texts have a prefix, without parts too."""
+    model = layered("bank", SMALL)
+    plain = run_evaluation(Parts(), subject(model, TWO_DOCUMENTS)).results
+    told = run_evaluation(Parts(), subject(model, TWO_DOCUMENTS, **changes)).results
+    bpb = run_evaluation(BitsPerByte(), subject(model, TWO_DOCUMENTS, **changes))
+    assert told["whole"] == bpb.results
+    pairs = zip(plain["parts"], told["parts"], strict=True)
+    assert all(one["loss_without"] != other["loss_without"] for one, other in pairs)
+
+
 @pytest.mark.parametrize("source", ["bank", "bank_shared", "mixed_bank", "gated_additive"])
 def test_tables_and_coefficients(source):
     model = layered(source)
@@ -209,8 +222,6 @@ def test_wrong_subjects_and_settings():
     with pytest.raises(ValueError, match="parts are known of meanbank models only, got Linear"):
         parts_of(nn.Linear(2, 2))
     bank = layered("bank")
-    with pytest.raises(ValueError, match=r"nobody knows how long .* of small were; give length"):
-        run_evaluation(Parts(), subject(bank, training_length=None))
     with pytest.raises(ValueError, match="small has no texts"):
         run_evaluation(Parts(), subject(bank, open_corpus=None))
     with pytest.raises(ValueError, match="batch_size must be at least 1, got 0"):

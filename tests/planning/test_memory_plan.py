@@ -14,8 +14,8 @@ from meanbank.cli import main
 from meanbank.cli.amounts import bytes_of, tokens_of, told
 from meanbank.model import set_table_gradients
 from meanbank.model.accounting import empty_model
+from meanbank.model.bank_plan import break_even
 from meanbank.model.memory_plan import (
-    break_even,
     empty_cache,
     largest_context,
     layer_bytes,

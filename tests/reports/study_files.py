@@ -73,7 +73,7 @@ CLAIMS = [
         "p": 0.0004,
         "p_holm": 0.0016,
         "threshold": 0.3,
-        "direction": "at least",
+        "direction": ">=",
         "seeds": list(SEEDS),
         "values": {"11": 0.54, "12": 0.556, "13": 0.572},
         "tuning_values": {"7": 0.61},
@@ -91,7 +91,7 @@ CLAIMS = [
         "p": 0.061,
         "p_holm": 0.183,
         "threshold": -0.004,
-        "direction": "at most",
+        "direction": "<=",
         "seeds": list(SEEDS),
         "values": {"11": -0.0031, "12": -0.0066, "13": -0.0086},
         "tuning_values": {},
@@ -109,7 +109,7 @@ CLAIMS = [
         "p": 0.00002,
         "p_holm": 0.0001,
         "threshold": -0.1,
-        "direction": "at least",
+        "direction": ">=",
         "seeds": list(SEEDS),
         "values": {"11": -0.46, "12": -0.48, "13": -0.5},
         "tuning_values": {},
@@ -128,7 +128,7 @@ CLAIMS = [
         "p": 0.24,
         "p_holm": 0.48,
         "threshold": 0.1,
-        "direction": "at least",
+        "direction": ">=",
         "seeds": list(SEEDS),
         "values": {"11": -0.02, "12": 0.13, "13": 0.25},
         "tuning_values": {},
@@ -146,7 +146,7 @@ CLAIMS = [
         "p": None,
         "p_holm": None,
         "threshold": -0.004,
-        "direction": "at most",
+        "direction": "<=",
         "seeds": [],
         "values": {},
         "tuning_values": {},
@@ -186,7 +186,7 @@ def write_study(
                 "label": group["label"],
                 "match": group["match"],
                 "arms": {
-                    arm: {"config": f"configs/{arm}.yaml", "label": label}
+                    arm: {"config_name": f"quick/{arm}", "label": label}
                     for arm, label in group["arms"].items()
                 },
                 "evaluations": [],
@@ -204,7 +204,7 @@ def write_study(
         for arm in group["arms"]:
             for seed in (TUNING_SEED, *SEEDS):
                 if (arm, seed) == ("no_gate", SEEDS[-1]):
-                    reason = {"error": "the loss is nan at step 41, first in layers.1.attention"}
+                    reason = {"message": "the loss is nan at step 41, first in layers.1.attention"}
                     write_json(folder / "runs" / arm / f"seed-{seed}" / "failure.json", reason)
                 elif (arm, seed) != ("bank_first", SEEDS[-1]):
                     lines.append(write_job(folder, name, arm, seed, groups))
@@ -259,7 +259,7 @@ def write_job(
         "label": groups[group]["arms"][arm],
         "seed": seed,
         "tuning": seed == TUNING_SEED,
-        "config": f"configs/{arm}.yaml",
+        "config": {"training": {"seed": seed}},
         "overrides": {"training": {"seed": seed}, "model": {"layers": 4}},
         "matched": {"mlp_width": 512 + 8 * index} if groups[group]["match"] else None,
         "parameters": 1_234_567 + 10_000 * index,
@@ -329,7 +329,7 @@ def recall(arm: str, index: int, noise: Random) -> dict[str, Any]:
             "length": length,
             "pairs": pairs,
             "from": start,
-            "to": 2 * start,
+            "below": 2 * start,
             "accuracy": min(1.0, ACCURACY[arm][2] * (1 - 0.08 * math.log2(start / 16)) + 0.2),
             "queries": 100,
         }
@@ -337,7 +337,7 @@ def recall(arm: str, index: int, noise: Random) -> dict[str, Any]:
         for start in (16, 32, 64, 128)
         if 2 * start <= length
     ]
-    mqar = {"grid": grid[:3], "distances": distances}
+    mqar = {"grid": grid[:3], "by_distance": distances}
     statistics = {
         "layers": [
             {
@@ -372,7 +372,7 @@ def needle(arm: str, index: int, noise: Random) -> dict[str, Any]:
             mean = min(1.0, max(0.0, 0.98 - fall * k + 0.02 * noise.gauss(0, 1)))
             row = {"task": task, "length": length, "score": mean, "samples": 50}
             rows.append({**row, "standard_error": 0.05})
-            scores[f"ruler@{task}/{length}"] = mean
+            scores[f"ruler:{task}@{length}"] = mean
             for depth in (0.0, 0.25, 0.5, 0.75, 1.0):
                 value = min(1.0, max(0.0, mean + 0.1 * (depth - 0.5)))
                 depths.append(
@@ -397,7 +397,6 @@ def bank(arm: str, index: int, noise: Random) -> dict[str, Any]:
         {
             "tokens": 2**k,
             "batch": batch,
-            "vocabulary": 32_768,
             "of_values": 0.5 - 32_768 / (batch * 2**k) / 2,
             "of_keys_and_values": (0.5 - 32_768 / (batch * 2**k) / 2) / 2,
         }
@@ -414,15 +413,20 @@ def bank(arm: str, index: int, noise: Random) -> dict[str, Any]:
         "samples": (
             "samples",
             {
-                "prompt": "def main(",
-                "text": "argv):\n    if x < 3 & y > 4:\n        '<script>alert(1)</script>'\n",
+                "samples": [
+                    {
+                        "prompt": "def main(",
+                        "text": "argv):\n    if x < 3 & y > 4:\n"
+                        "        '<script>alert(1)</script>'\n",
+                    }
+                ]
             },
             {},
         ),
         "core": (
             "core",
             {"tasks": []},
-            {"core": 0.06 + index / 100, "core@arc_easy": 0.31 + noise.random() / 30},
+            {"core": 0.06 + index / 100, "core:arc_easy": 0.31 + noise.random() / 30},
         ),
     }
     if arm != "bank_standard":

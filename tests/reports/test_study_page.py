@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from meanbank.reports.canvas import png
 from meanbank.reports.study import load_study, write_results_page, write_study_report
 from tests.reports.study_files import write_evaluation, write_json, write_lines
 from tests.reports.test_study_figures import FIGURES
@@ -15,7 +16,11 @@ ROOT = Path(__file__).resolve().parents[2]
 
 @pytest.fixture(scope="module")
 def report(finished_study: Path) -> Path:
-    write_study_report(finished_study)
+    """With one small picture for all: others are drawn elsewhere."""
+    picture = png((1, 1), lambda canvas: None)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("meanbank.reports.study.png", lambda size, draw: picture)
+        write_study_report(finished_study)
     return finished_study
 
 
@@ -36,6 +41,7 @@ def test_page_has_values_figures_and_facts(page: str) -> None:
     assert "CPU scale" in page and "Of 36 runs, 1 failed and 1 was not run" in page
     assert "the loss is nan at step 41" in page
     assert "training.seed 11, 12, 13; model.layers 4; matched: mlp_width 520" in page
+    assert ">quick/kvm_sqrt; overrides: " in page
 
 
 def test_page_needs_nothing_beside_it(page: str) -> None:
@@ -73,7 +79,7 @@ def test_generated_text_is_escaped(page: str) -> None:
 
 def test_everything_else_is_escaped(tmp_path: Path) -> None:
     tag = '<b title="x">|$a$ [red]'
-    arms = {"a": {"label": tag}, "b": {"label": f"{tag}|"}}
+    arms = {"a": {"label": tag, "config_name": tag}, "b": {"label": f"{tag}|"}}
     group = {"label": tag, "arms": arms, "match": tag}
     plan = {"title": tag, "description": tag, "seeds": [1], "groups": {"g": group}}
     write_json(tmp_path / "study.yaml", plan)
@@ -84,13 +90,14 @@ def test_everything_else_is_escaped(tmp_path: Path) -> None:
     lines = []
     for arm in arms:
         run = tmp_path / "runs" / arm / "seed-1"
-        write_evaluation(run, "s", "samples", {"prompt": tag, "text": "\ud800\x00" + tag}, {})
+        sample = {"prompt": tag, "text": "\ud800\x00" + tag}
+        write_evaluation(run, "s", "samples", {"samples": [sample]}, {})
         rows = {"rows": [{"task": tag, "length": 8, "score": 1}]}
         depths = {"depths": [{"task": tag, "length": 8, "depth": 0.5, "score": 1}]}
         write_evaluation(run, "r", "ruler", {**rows, **depths}, {})
         found = {title: f"runs/{arm}/seed-1/evaluations/{title}.json" for title in "sr"}
         job = {"group": "g", "arm": arm, "seed": 1, "scores": {f"{tag}@{tag}": 1, tag: 1}}
-        made = {"config": tag, "overrides": {tag: tag}, "produced_by": {"commit": tag}}
+        made = {"overrides": {tag: tag}, "produced_by": {"commit": tag}}
         lines.append({**job, **made, "evaluations": found})
     write_lines(tmp_path / "results.jsonl", lines)
     page = write_study_report(tmp_path).read_text(encoding="utf-8")

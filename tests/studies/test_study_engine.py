@@ -166,7 +166,7 @@ def test_a_failed_job_leaves_the_others_alone(tmp_path, capsys, monkeypatch):
         main(["study", "run", str(file), "--out", str(out)])
     shown = capsys.readouterr().out
     assert stop.value.code == 1
-    assert shown.count("the loss is nan at step 2") == 2
+    assert shown.count("the loss is nan at step 2") == 4  # what failed, and the report's table
     assert "2 runs finished, 2 failed" in shown
     assert run(file, out).finished == 4
     assert not list(out.rglob("failure.json"))

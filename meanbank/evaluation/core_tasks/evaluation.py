@@ -6,8 +6,10 @@ import math
 import random
 from collections.abc import Sequence
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
+from meanbank.core.config import check_least
 from meanbank.evaluation.base import Evaluation, Record, Sample, Subject, prompt_hash
 from meanbank.evaluation.continuations import Judgement, fitted, judge, most_tokens
 from meanbank.evaluation.core_tasks.folder import STANDARD, Task, read_tasks
@@ -54,12 +56,9 @@ class Core(Evaluation, tag="core"):
     batch_size: int = 8
 
     def __post_init__(self) -> None:
-        for name in ("count", "batch_size"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise ValueError(f"core.{name} must be at least 1, got {value}")
+        check_least(self, 1, "count", "batch_size")
         if self.tasks == ():
-            raise ValueError("core.tasks names no task; leave it out for all")
+            raise ValueError("tasks names no task; leave it out for all")
 
     @functools.cached_property
     def loaded(self) -> dict[str, Task]:
@@ -144,7 +143,7 @@ class Core(Evaluation, tag="core"):
         core = {rule: {name: self._core(rows, rule, name) for name in sets} for rule in RULES}
         inside = [name for name in self.loaded if name in STANDARD]
         return {
-            "core": {rule: _mean([row[f"centred_{rule}"] for row in rows]) for rule in RULES},
+            "core": {rule: fmean([row[f"centred_{rule}"] for row in rows]) for rule in RULES},
             "core_by_baselines": core,
             "covered": f"{len(inside)} of {len(STANDARD)}",
             "missing": [name for name in STANDARD if name not in inside],
@@ -160,11 +159,11 @@ class Core(Evaluation, tag="core"):
 
     def _core(self, rows: Sequence[dict[str, Any]], rule: str, baselines: str) -> float:
         tasks = zip(rows, self.loaded.values(), strict=True)
-        return _mean([_centred(r[f"accuracy_{rule}"], t.baselines[baselines]) for r, t in tasks])
+        return fmean([_centred(r[f"accuracy_{rule}"], t.baselines[baselines]) for r, t in tasks])
 
     def _row(self, task: Task, records: Sequence[Record]) -> dict[str, Any]:
         baseline_from, baseline = next(iter(task.baselines.items()))
-        accuracy = {rule: _mean([record["right"][rule] for record in records]) for rule in RULES}
+        accuracy = {rule: fmean([record["right"][rule] for record in records]) for rule in RULES}
         return {
             "task": task.spec.name,
             "type": task.spec.kind,
@@ -192,10 +191,6 @@ class Core(Evaluation, tag="core"):
 def _lowest(losses: Sequence[float]) -> int | None:
     """The first of the lowest; None where a diverged model gives losses that are no numbers."""
     return None if any(map(math.isnan, losses)) else losses.index(min(losses))
-
-
-def _mean(values: Sequence[float]) -> float:
-    return sum(values) / len(values)
 
 
 def _centred(accuracy: float, baseline: float) -> float:

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 import torch
+from torch.nn.utils.rnn import pad_sequence
 from transformers import PreTrainedModel
 
 from meanbank.model import batch_invariant
@@ -18,12 +19,10 @@ def greedy_answers(
     with others, the last bits of logits may depend on the batch.
     """
     ends = end_ids(model)
-    width, pad = max(map(len, prompts)), ends[0] if ends else 0
-    ids = torch.full((len(prompts), width), pad)
-    mask = torch.zeros_like(ids)
-    for row, prompt in enumerate(prompts):
-        ids[row, width - len(prompt) :] = torch.tensor(prompt)
-        mask[row, width - len(prompt) :] = 1
+    pad = ends[0] if ends else 0
+    rows = [torch.tensor(prompt) for prompt in prompts]
+    ids = pad_sequence(rows, batch_first=True, padding_value=pad, padding_side="left")
+    mask = pad_sequence(list(map(torch.ones_like, rows)), batch_first=True, padding_side="left")
     with batch_invariant():
         generated = model.generate(  # pyright: ignore[reportCallIssue, reportAttributeAccessIssue]
             ids.to(model.device),
@@ -37,7 +36,7 @@ def greedy_answers(
             top_k=None,
             pad_token_id=pad,
         )
-    answers = generated[:, width:].tolist()
+    answers = generated[:, ids.shape[1] :].tolist()
     return [_until(answer[:limit], ends) for answer, limit in zip(answers, most, strict=True)]
 
 

@@ -5,7 +5,7 @@ import functools
 from collections.abc import Sequence
 from typing import Any
 
-from meanbank.core.config import choose
+from meanbank.core.config import check_least, choose
 from meanbank.evaluation.base import Evaluation, Record, Sample, Subject, prompt_hash
 from meanbank.evaluation.ruler.aggregation import CommonWords, FrequentWords
 from meanbank.evaluation.ruler.answers import greedy_answers
@@ -66,11 +66,7 @@ class Ruler(Evaluation, tag="ruler"):
             values = getattr(self, name)
             if not values or len(set(values)) < len(values):
                 raise ValueError(f"{name} must be distinct and at least one, got {list(values)}")
-        for name, value in (("count", self.count), ("batch_size", self.batch_size)):
-            if value < 1:
-                raise ValueError(f"{name} must be at least 1, got {value}")
-        if min(self.lengths) < 1:
-            raise ValueError(f"lengths must be positive, got {list(self.lengths)}")
+        check_least(self, 1, "count", "lengths", "batch_size")
         if not 0 <= self.seed < 2**32:
             raise ValueError(f"seed must be at least 0 and below 2**32, got {self.seed}")
         if not 0 <= min(self.depths) <= max(self.depths) <= 100 or len(self.depths) < MOST_NEEDLES:

@@ -165,8 +165,3 @@ def _in_lines(lines: list[str], needles: list[str], places: list[int]) -> Callab
         return "\n".join(mixed)
 
     return write
-
-
-def niah_tasks(words: Words, haystack: Haystack, depths: Sequence[int] = DEPTHS) -> dict[str, Niah]:
-    """The eight tasks by name."""
-    return {name: Niah(name, needles, words, haystack, depths) for name, needles in NIAH.items()}

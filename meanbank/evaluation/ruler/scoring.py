@@ -1,12 +1,11 @@
 """How answers are scored, and tables of scores."""
 
-import math
 import re
 import statistics
 from collections.abc import Sequence
 from typing import Any
 
-from meanbank.evaluation.base import Record
+from meanbank.evaluation.base import Record, standard_error
 
 _CONTROL = re.compile(r"[\x00-\x1f]")
 
@@ -37,7 +36,7 @@ def rows(records: Sequence[Record]) -> list[dict[str, Any]]:
             "length": length,
             "score": statistics.fmean(values),
             "samples": len(values),
-            "standard_error": _standard_error(values),
+            "standard_error": standard_error(values),
             "tokens": statistics.fmean(record["tokens"] for record in group),
         }
         for (task, length), group in grouped(records, "task", "length").items()
@@ -86,7 +85,3 @@ def grouped(items: Sequence[dict[str, Any]], *names: str) -> dict[tuple, list[di
     for item in items:
         groups.setdefault(tuple(item[name] for name in names), []).append(item)
     return groups
-
-
-def _standard_error(values: Sequence[float]) -> float | None:
-    return statistics.stdev(values) / math.sqrt(len(values)) if len(values) > 1 else None

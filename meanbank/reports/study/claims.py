@@ -26,8 +26,7 @@ _VERDICTS = {
     "not measured": (DASH, ""),
 }
 _INK = {"good": "#00664a", "bad": "#a63c00", "open": "#4a4a4a", "": GUIDE}
-_AT_LEAST = (">", ">=", "≥", "at least", "above", "greater", "more", "higher")
-_AT_MOST = ("<", "<=", "≤", "at most", "below", "less", "lower")
+_SIDES = {">": 1, ">=": 1, "<": -1, "<=": -1}
 _LETTERS = 62  # a line of a claim in the figure
 
 
@@ -128,8 +127,7 @@ def threshold_said(claim: Claim) -> str:
 
 def _side(claim: Claim) -> int:
     """1: at least the threshold, -1: at most, 0: something else."""
-    said = claim.direction.lower()
-    return 1 if said in _AT_LEAST else -1 if said in _AT_MOST else 0
+    return _SIDES.get(claim.direction, 0)
 
 
 def claims_figure(study: Study) -> Figure | None:

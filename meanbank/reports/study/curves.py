@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING, Any
 from meanbank.reports.study.figure import (
     Figure,
     Looks,
+    Point,
     by_arm,
+    draw_lines,
     file_name,
     legend,
     legend_height,
@@ -17,6 +19,7 @@ from meanbank.reports.study.figure import (
     summary,
 )
 from meanbank.reports.study.results import Arm, Group, Job
+from meanbank.reports.study.statistics import mean_of
 from meanbank.reports.wording import decimal, short_count
 
 if TYPE_CHECKING:
@@ -67,7 +70,7 @@ def training(group: Group, looks: Looks) -> Iterator[Figure]:
 
     def draw(canvas: "Canvas") -> None:
         for (name, said, units), axes in zip(panels, stacked(canvas, len(panels)), strict=True):
-            _draw_panel(axes, points, name, looks)
+            draw_lines(axes, _panel_points(points, name), looks)
             _set_ticks(axes, max(getattr(p, name) or 0.0 for p in points), units)
             axes.set_xlabel(said)
             axes.set_ylabel("bits per byte" if held_out else "loss (nats a token)")
@@ -118,7 +121,7 @@ def _curve(arm: Arm, held_out: bool) -> Iterator[CurvePoint]:
         yield CurvePoint(
             arm=arm.name,
             step=step,
-            **{name: _mean([place[name] for place in places]) for name, _, _ in _PANELS},
+            **{name: _mean_at(places, name) for name, _, _ in _PANELS},
             **summary(place["value"] for place in places),
         )
 
@@ -154,27 +157,19 @@ def _share(whole: float | None, share: float) -> float | None:
     return None if whole is None else whole * share
 
 
-def _mean(values: Sequence[float | None]) -> float | None:
-    found = [value for value in values if value is not None]
-    return math.fsum(found) / len(found) if len(found) == len(values) else None
+def _mean_at(places: Sequence[Mapping[str, Any]], name: str) -> float | None:
+    """Over seeds; None where one of them lacks it."""
+    values = [place[name] for place in places]
+    return None if None in values else mean_of(values)
 
 
-def _draw_panel(axes: "Axes", points: list[CurvePoint], name: str, looks: Looks) -> None:
-    for arm, line in by_arm(points).items():
-        style = looks[arm]
-        shown = [point for point in line if getattr(point, name) is not None]
-        x = [getattr(point, name) for point in shown]
-        low, high = [point.low for point in shown], [point.high for point in shown]
-        axes.fill_between(x, low, high, color=style.color, alpha=0.14, linewidth=0)
-        every = max(1, len(shown) // 8)
-        axes.plot(
-            x,
-            [p.mean for p in shown],
-            marker=style.marker,
-            markevery=every,
-            label=arm,
-            **style.line,
-        )
+def _panel_points(points: Sequence[CurvePoint], name: str) -> list[Point]:
+    """As they stand over one of the horizontal axes."""
+    return [
+        Point(panel=name, arm=p.arm, x=x, mean=p.mean, low=p.low, high=p.high, seeds=p.seeds)
+        for p in points
+        if (x := getattr(p, name)) is not None
+    ]
 
 
 def _set_ticks(axes: "Axes", last: float, units: Sequence[tuple[str, float, float]]) -> None:

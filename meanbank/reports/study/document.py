@@ -196,7 +196,7 @@ def _samples(study: Study) -> Sequence[Block]:
         for title in group.titles("samples")
         for arm in group.arms
         for _, evaluation in arm.evaluations(title)[:1]
-        for one in as_objects(evaluation.results.get("samples")) or [evaluation.results]
+        for one in as_objects(evaluation.results.get("samples"))
         if "text" in one
     ]
     if not samples:

@@ -9,7 +9,7 @@ from textwrap import fill
 from typing import TYPE_CHECKING, Any
 
 from meanbank.reports.files import csv_text
-from meanbank.reports.palette import Style
+from meanbank.reports.palette import BELOW, Style
 from meanbank.reports.study.results import Evaluation, Group
 
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 Looks = Mapping[str, Style]  # by name of the arm
 
 WIDTH = 4.7  # inches: text stays readable where a phone shows the whole width
-BELOW: Any = "outside lower center"  # Any: the types of matplotlib know only places inside
+_MARKED = 24  # points of a line that all have a marker
 _LEGEND_LETTERS = 30, 60  # of a line in two columns, in one
 
 
@@ -72,8 +72,8 @@ def file_name(*parts: str) -> str:
 
 
 def figure_name(group: Group, title: str, *more: str) -> str:
-    """The name of a figure of one evaluation; the title is not said twice."""
-    return file_name(*(part for part in (group.name, title, *more)))
+    """The name of a figure of one evaluation."""
+    return file_name(group.name, title, *more)
 
 
 def summary(values: Iterable[float]) -> dict[str, Any]:
@@ -109,8 +109,15 @@ def draw_lines(axes: "Axes", points: Sequence[Point], looks: Looks) -> None:
         x = [point.x for point in line]
         low, high = [point.low for point in line], [point.high for point in line]
         axes.fill_between(x, low, high, color=style.color, alpha=0.14, linewidth=0)
-        marker = style.marker if len(line) <= 24 else ""
-        axes.plot(x, [point.mean for point in line], marker=marker, label=arm, **style.line)
+        every = 1 if len(line) <= _MARKED else len(line) // 8
+        axes.plot(
+            x,
+            [point.mean for point in line],
+            marker=style.marker,
+            markevery=every,
+            label=arm,
+            **style.line,
+        )
 
 
 def by_arm(points: Iterable[Any]) -> dict[str, list[Any]]:

@@ -202,9 +202,9 @@ def _depths(results: Mapping[str, Any], task: str) -> dict[_Key, float]:
 
 def _distances(results: Mapping[str, Any]) -> dict[_Key, float]:
     found = {}
-    for row in as_objects(results.get("distances")):
+    for row in as_objects(results.get("by_distance")):
         tokens, pairs = as_count(row.get("length")), as_count(row.get("pairs"))
-        start, stop = as_count(row.get("from")), as_count(row.get("to"))
+        start, stop = as_count(row.get("from")), as_count(row.get("below"))
         value = as_number(row.get("accuracy"))
         if tokens is None or pairs is None or start is None or stop is None or value is None:
             continue

@@ -4,7 +4,8 @@ from collections.abc import Iterator
 from textwrap import fill
 from typing import TYPE_CHECKING, Any
 
-from meanbank.reports.study.figure import BELOW, Figure, Looks, file_name
+from meanbank.reports.palette import BELOW
+from meanbank.reports.study.figure import Figure, Looks, file_name
 from meanbank.reports.study.results import Comparison, Group
 from meanbank.reports.wording import signed
 

@@ -26,8 +26,6 @@ from meanbank.reports.study.results import (
     Study,
 )
 
-_REASONS = ("error", "reason", "message", "failure")
-
 
 def load_study(folder: Path | str) -> Study:
     """Read what a study left in its folder: whatever of it is there.
@@ -117,6 +115,7 @@ def _arm(
     return Arm(
         name=name,
         label=label,
+        config=_said(plan.get("config_name")),
         seeds=_seeds(plan.get("seeds")) or seeds,
         jobs=counted,
         tuning=tuning,
@@ -132,7 +131,6 @@ def _job(folder: Path, arm: str, seed: int, line: dict[str, Any]) -> Job:
     )
     return Job(
         seed=seed,
-        config=_said(line.get("config")) or None,
         overrides=line.get("overrides"),
         matched=line.get("matched"),
         parameters=as_count(line.get("parameters")),
@@ -263,5 +261,4 @@ def _absent(folder: Path, groups: tuple[Group, ...]) -> Iterator[Absent]:
 def _reason(failure: dict[str, Any]) -> str | None:
     if not failure:
         return None
-    said = (_said(failure.get(name)) for name in _REASONS)
-    return next((one.splitlines()[-1] for one in said if one), "it did not say why")
+    return _said(failure.get("message")) or "it did not say why"

@@ -17,6 +17,7 @@ from meanbank.reports.study.figure import (
     style_legend,
 )
 from meanbank.reports.study.results import Arm, Group
+from meanbank.reports.study.statistics import mean_of
 from meanbank.reports.wording import listed, signed
 
 if TYPE_CHECKING:
@@ -105,18 +106,13 @@ def _parts(arm: Arm, title: str) -> Iterator[Part]:
             arm=arm.name,
             layer=layer,
             part=part,
-            coefficient=_mean([one["coefficient"] for one in values]),
-            product=_mean([one["product"] for one in values]),
-            knock_out=_mean(losses),
+            coefficient=mean_of([one["coefficient"] for one in values]),
+            product=mean_of([one["product"] for one in values]),
+            knock_out=mean_of(losses),
             knock_out_low=min(known, default=None),
             knock_out_high=max(known, default=None),
             seeds=len(values),
         )
-
-
-def _mean(values: list[float | None]) -> float | None:
-    found = [value for value in values if value is not None and math.isfinite(value)]
-    return math.fsum(found) / len(found) if found else None
 
 
 def _draw_sizes(axes: "Axes", parts: list[Part], styles: dict[str, Style]) -> None:

@@ -63,7 +63,7 @@ def _arms(group: Group) -> Items:
 
 
 def _arm(arm: Arm) -> str:
-    parts = [_values(job.config for job in arm.jobs)]
+    parts = [arm.config]
     for name in ("overrides", "matched"):
         flat = [_flattened(getattr(job, name), "") for job in arm.jobs]
         keys = dict.fromkeys(key for one in flat for key in one)

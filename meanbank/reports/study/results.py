@@ -34,7 +34,6 @@ class Job:
     """One arm trained with one seed, and what was measured on it; `run` is its `run.json`."""
 
     seed: int
-    config: str | None = None
     overrides: Any = None
     matched: Any = None
     parameters: int | None = None
@@ -53,11 +52,12 @@ class Job:
 class Arm:
     """One kind of model with a job a seed, in order of seeds; tuning jobs apart.
 
-    seeds: those that it was to have jobs of.
+    config: the configuration's name. seeds: those that it was to have jobs of.
     """
 
     name: str
     label: str
+    config: str = ""
     seeds: tuple[int, ...] = ()
     jobs: tuple[Job, ...] = ()
     tuning: tuple[Job, ...] = ()

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from meanbank.reports.axes import token_axis
 from meanbank.reports.files import as_count, as_number, as_objects
-from meanbank.reports.palette import Style
+from meanbank.reports.palette import variant
 from meanbank.reports.study.figure import (
     Figure,
     Looks,
@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure as Canvas
 
 _OF = {"of_values": "of the cache of values", "of_keys_and_values": "of keys and values"}
-_MARKERS = ("o", "s", "^", "D", "v", "P")
-_DASHES: tuple[tuple[float, ...], ...] = ((), (5, 2), (2, 1.5), (6, 1.5, 1.5, 1.5))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,13 +34,12 @@ class Saved:
     of: str
     tokens: int
     batch: int | None
-    vocabulary: int | None
     share: float
 
     @property
-    def setting(self) -> tuple[str, int | None, int | None]:
+    def setting(self) -> tuple[str, int | None]:
         """What a line is of."""
-        return self.arm, self.batch, self.vocabulary
+        return self.arm, self.batch
 
 
 def memory_saved(group: Group, looks: Looks) -> Iterator[Figure]:
@@ -53,11 +50,7 @@ def memory_saved(group: Group, looks: Looks) -> Iterator[Figure]:
             continue
         settings = list(dict.fromkeys(point.setting for point in points))
         styles = {
-            setting: Style(
-                color=looks[setting[0]].color,
-                marker=_MARKERS[index % len(_MARKERS)],
-                dashes=_DASHES[index % len(_DASHES)],
-            )
+            setting: variant(looks[setting[0]].color, index)
             for index, setting in enumerate(settings)
         }
         labels = [_label(group, setting) for setting in settings]
@@ -93,17 +86,13 @@ def _saved(arm: Arm, title: str) -> Iterator[Saved]:
                         of=of,
                         tokens=tokens,
                         batch=as_count(row.get("batch")),
-                        vocabulary=as_count(row.get("vocabulary")),
                         share=share,
                     )
 
 
-def _label(group: Group, setting: tuple[str, int | None, int | None]) -> str:
-    arm, batch, vocabulary = setting
-    said = [group.labels[arm]]
-    said += [] if batch is None else [f"batch {batch}"]
-    said += [] if vocabulary is None else [f"vocabulary {vocabulary:,}"]
-    return ", ".join(said)
+def _label(group: Group, setting: tuple[str, int | None]) -> str:
+    arm, batch = setting
+    return group.labels[arm] if batch is None else f"{group.labels[arm]}, batch {batch}"
 
 
 def _draw(axes: "Axes", points: list[Saved], styles: dict) -> None:

@@ -1,10 +1,16 @@
 """Means with intervals over seeds."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 CONFIDENCE = 0.95
+
+
+def mean_of(values: Iterable[float | None]) -> float | None:
+    """The mean of those that are finite numbers; None where none is."""
+    found = [value for value in values if value is not None and math.isfinite(value)]
+    return math.fsum(found) / len(found) if found else None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,7 +6,7 @@ from typing import Any
 
 from meanbank.reports.files import as_count, as_number, as_objects
 from meanbank.reports.study.results import Arm, Group, Study
-from meanbank.reports.study.statistics import estimate
+from meanbank.reports.study.statistics import estimate, mean_of
 from meanbank.reports.tables import Row, Table
 from meanbank.reports.wording import (
     DASH,
@@ -33,7 +33,7 @@ def arms_table(group: Group) -> Table:
             _same([job.tokens for job in arm.jobs], short_count),
             _same([job.flops for job in arm.jobs], operations),
             *(binary_size(sizes.get(tokens)) for tokens in contexts),
-            duration(_mean(job.training_seconds for job in arm.jobs)),
+            duration(mean_of(job.training_seconds for job in arm.jobs)),
             ", ".join(str(job.seed) for job in arm.jobs) or DASH,
         )
         rows.append(Row(cells=cells))
@@ -66,11 +66,6 @@ def _shown_contexts(group: Group) -> list[int]:
     return preferred or list(dict.fromkeys([*known[:1], *known[-1:]]))
 
 
-def _mean(values: Iterable[float | None]) -> float | None:
-    found = [value for value in values if value is not None]
-    return math.fsum(found) / len(found) if found else None
-
-
 def _same(values: Iterable[Any], say: Any) -> str:
     """The value, or all of them where seeds differ."""
     return ", ".join(dict.fromkeys(say(v) for v in values if v is not None)) or DASH
@@ -85,10 +80,19 @@ def score_tables(group: Group) -> list[Table]:
     apart = set(group.titles("memory"))
     families: dict[str, list[str]] = {}
     for name in names:
-        family, at, _ = name.partition("@")
+        family, _ = _table_and_column(name)
         if family not in apart:
-            families.setdefault(family if at else "", []).append(name)
+            families.setdefault(family, []).append(name)
     return [_score_table(group, family, found) for family, found in sorted(families.items())]
+
+
+def _table_and_column(score: str) -> tuple[str, str]:
+    """`recall@512/48` -> `recall`, `512/48`; `core:copa` -> `core`, `copa`; `bpb` -> ``, `bpb`."""
+    for mark in "@:":
+        family, found, column = score.partition(mark)
+        if found:
+            return family, column
+    return "", score
 
 
 def _score_table(group: Group, family: str, names: list[str]) -> Table:
@@ -102,7 +106,7 @@ def _score_table(group: Group, family: str, names: list[str]) -> Table:
             "Mean over seeds ± half of its 95 % t interval; the small numbers are the seeds in "
             "order.",
         ),
-        columns=("Arm", *(name.partition("@")[2] or name for name in names)),
+        columns=("Arm", *(_table_and_column(name)[1] for name in names)),
         rows=tuple(rows),
     )
 
