@@ -5,6 +5,8 @@ from typing import Annotated, Any, Literal
 
 import tyro
 
+from meanbank.cli.tables import plain
+
 
 def evaluate(
     model: Annotated[str, tyro.conf.Positional],
@@ -64,11 +66,11 @@ def print_result(result: dict[str, Any]) -> None:
     if "at" in results:
         rows = [{"x training length": k, **row} for k, row in results["at"].items()]
     rows = rows or [{k: v for k, v in results.items() if not isinstance(v, (list, dict))}]
-    table = Table(title=result["name"], title_justify="left")
+    table = Table(title=plain(result["name"]), title_justify="left")
     for name in rows[0]:
-        table.add_column(name.replace("_", " "), justify="right")
+        table.add_column(plain(name.replace("_", " ")), justify="right")
     for row in rows:
-        table.add_row(*(_cell(value) for value in row.values()))
+        table.add_row(*(plain(_cell(value)) for value in row.values()))
     Console().print(table)
 
 

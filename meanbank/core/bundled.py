@@ -37,11 +37,27 @@ def find_yaml(kind: str, name: str | Path, root: Path) -> Path:
     )
 
 
+class _Loader(yaml.SafeLoader):
+    """YAML in which no key stands twice: of two arms of one name, one would silently be gone."""
+
+    def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
+        node = super().compose_mapping_node(anchor)
+        assert node is not None
+        found: set[str] = set()
+        for key, _ in node.value:
+            if isinstance(key, yaml.ScalarNode) and key.tag != "tag:yaml.org,2002:merge":
+                if key.value in found:
+                    told = f"the key {key.value!r} stands there twice"
+                    raise yaml.composer.ComposerError(problem=told, problem_mark=key.start_mark)
+                found.add(key.value)
+        return node
+
+
 def read_yaml(kind: str, path: Path) -> Any:
     """What a YAML file holds; ValueError, in one line, for one that cannot be read."""
     try:
-        return yaml.safe_load(path.read_text(encoding="utf-8"))
+        return yaml.load(path.read_text(encoding="utf-8"), _Loader)
     except OSError as error:
         raise ValueError(f"cannot read the {kind} {path}: {error.strerror}") from None
-    except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise ValueError(f"{path} is not valid YAML: {one_line(error)}") from None

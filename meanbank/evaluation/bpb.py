@@ -27,6 +27,13 @@ def window_starts(total: int, length: int, max_tokens: int | None) -> list[int]:
     return [index * count // wanted * length for index in range(wanted)]
 
 
+def bits_per_byte(bits: float, size: int) -> float:
+    """The quotient; ValueError where windows hold nothing but ends of documents."""
+    if not size:
+        raise ValueError("the held-out windows hold no text: take longer ones, or more")
+    return bits / size
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Windows(Evaluation):
     """Windows of held-out text, each read from a fresh start.
@@ -95,7 +102,7 @@ class BitsPerByte(Windows, tag="bpb"):
             sum(record[name] for record in records) for name in ("nats", "tokens", "bytes")
         )
         return {
-            "bpb": nats / math.log(2) / size,
+            "bpb": bits_per_byte(nats / math.log(2), size),
             "nats_per_token": nats / tokens,
             "tokens": tokens,
             "bytes": size,

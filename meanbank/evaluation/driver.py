@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import os
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -33,7 +34,9 @@ def run_evaluation(
     """
     subject.model.eval()
     samples = list(evaluation.samples(subject))
-    assert len({sample.id for sample in samples}) == len(samples), "samples with the same id"
+    if len({sample.id for sample in samples}) < len(samples):
+        twice = next(id for id, count in Counter(s.id for s in samples).items() if count > 1)
+        raise ValueError(f"{evaluation.title} would measure {twice} twice: give each setting once")
     kept = RecordLog(log, {"settings": to_plain(evaluation), "identity": identity})
     with kept:
         waiting = [sample for sample in samples if sample.id not in kept.records]
@@ -123,6 +126,8 @@ class RecordLog:
             if number == 0 and value != self.header:
                 return 0
             if number > 0:
+                if not isinstance(value.get("id"), str):
+                    break
                 self.records[value.pop("id")] = value
             whole += len(line)
         return whole

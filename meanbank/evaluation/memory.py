@@ -23,6 +23,13 @@ class MemoryBytes(Evaluation, tag="memory"):
     contexts: tuple[int, ...] = CONTEXTS
     batch_size: int = 1
 
+    def __post_init__(self) -> None:
+        if min((self.batch_size, *self.contexts)) < 1 or not self.contexts:
+            raise ValueError(
+                f"contexts and batch_size must be at least 1, got {list(self.contexts)} and "
+                f"{self.batch_size}"
+            )
+
     def samples(self, subject: Subject) -> list[Sample]:
         if not isinstance(subject.model, MeanbankForCausalLM):
             raise ValueError(

@@ -9,7 +9,7 @@ import torch
 
 from meanbank.data import IGNORED, Batch, MqarConfig, mqar_batch
 from meanbank.data.mqar import check_pairs, query_distances
-from meanbank.evaluation.base import Evaluation, Record, Sample, Subject, prompt_hash
+from meanbank.evaluation.base import Evaluation, Record, Sample, Subject, check_seed, prompt_hash
 from meanbank.model import batch_invariant
 
 
@@ -35,8 +35,7 @@ class Mqar(Evaluation, tag="mqar"):
                 raise ValueError(f"mqar.{name} must be at least 1, got {getattr(self, name)}")
         if not self.grid or len(set(self.grid)) < len(self.grid):
             raise ValueError(f"mqar.grid needs distinct (length, pairs), got {self.grid}")
-        if self.seed < 0:
-            raise ValueError(f"mqar.seed must not be negative, got {self.seed}")
+        check_seed(self.seed)
         MqarConfig(power_a=self.power_a)
 
     @property

@@ -15,7 +15,7 @@ from meanbank.core.state import State
 from meanbank.core.table import Table, look_up
 from meanbank.core.values import Values
 from meanbank.evaluation.base import Evaluation, Record, Sample, Subject, prompt_hash
-from meanbank.evaluation.bpb import window_starts
+from meanbank.evaluation.bpb import bits_per_byte, window_starts
 from meanbank.evaluation.losses import token_losses
 from meanbank.memory.kvm import KeyValueMeans
 from meanbank.memory.window import WindowMemory
@@ -177,7 +177,7 @@ class WindowOfKVM(WindowMemory):
 def _summed(records: Sequence[Record]) -> dict[str, Any]:
     nats, tokens, size = (sum(r[name] for r in records) for name in ("nats", "tokens", "bytes"))
     return {
-        "bpb": nats / math.log(2) / size,
+        "bpb": bits_per_byte(nats / math.log(2), size),
         "nats_per_token": nats / tokens,
         "tokens": tokens,
         "bytes": size,

@@ -9,7 +9,16 @@ import numpy as np
 import torch
 
 from meanbank.data import IGNORED, Filler, RecallConfig, recall_batch
-from meanbank.evaluation.base import Evaluation, Record, Sample, Subject, mean_scores, prompt_hash
+from meanbank.data.recall import check_room
+from meanbank.evaluation.base import (
+    Evaluation,
+    Record,
+    Sample,
+    Subject,
+    check_seed,
+    mean_scores,
+    prompt_hash,
+)
 
 Setting = tuple[int, int]  # tokens, pairs
 GRID: tuple[Setting, ...] = ((128, 12), (512, 12), (1024, 12), (128, 24), (512, 48))
@@ -33,6 +42,7 @@ class Recall(Evaluation, tag="recall"):
     def __post_init__(self) -> None:
         if not self.grid:
             raise ValueError("grid needs at least one [length, pairs]")
+        check_seed(self.seed)
         for name in ("sequences", "batch_size"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
@@ -51,7 +61,8 @@ class Recall(Evaluation, tag="recall"):
         return subject.recall
 
     def samples(self, subject: Subject) -> list[Sample]:
-        self.task(subject)
+        for length, pairs in self.grid:
+            check_room(length, pairs, self.task(subject))
         return [
             Sample(
                 id=f"{length}/{pairs}/{number}",

@@ -10,7 +10,7 @@ import torch
 from transformers import Cache
 
 from meanbank.core.progress import progress
-from meanbank.evaluation.base import Evaluation, Record, Sample, Subject
+from meanbank.evaluation.base import Evaluation, Record, Sample, Subject, check_seed
 from meanbank.model import MeanbankCache
 
 PREFILL_CHUNK = 2048
@@ -35,6 +35,7 @@ class Serving(Evaluation, tag="serving"):
     def __post_init__(self) -> None:
         if min((self.tokens, *self.contexts), default=0) < 1 or not self.contexts:
             raise ValueError("contexts and tokens must be at least 1")
+        check_seed(self.seed)
 
     def samples(self, subject: Subject) -> list[Sample]:
         return [

@@ -6,7 +6,15 @@ from typing import Any
 
 import torch
 
-from meanbank.evaluation.base import Evaluation, Record, Sample, Subject, prompt_hash
+from meanbank.evaluation.base import (
+    Evaluation,
+    Record,
+    Sample,
+    Subject,
+    check_seed,
+    prompt_hash,
+)
+from meanbank.evaluation.generation import SamplingSettings
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -19,8 +27,18 @@ class TextSample(Evaluation, tag="samples"):
     top_p: float = 0.9
     seed: int = 0
 
+    def __post_init__(self) -> None:
+        if not self.prompts:
+            raise ValueError("prompts needs at least one")
+        check_seed(self.seed)
+        SamplingSettings(
+            max_new_tokens=self.max_new_tokens, temperature=self.temperature, top_p=self.top_p
+        )
+
     def samples(self, subject: Subject) -> list[Sample]:
-        subject.text_tokenizer()
+        for prompt in self.prompts:
+            if not subject.encode(prompt):
+                raise ValueError(f"a prompt is empty, and nothing comes before it: {prompt!r}")
         return [Sample(id=str(n), content=prompt) for n, prompt in enumerate(self.prompts)]
 
     def measure(self, subject: Subject, samples: Sequence[Sample]) -> list[Record]:

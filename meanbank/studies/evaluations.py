@@ -19,6 +19,7 @@ from meanbank.data.tokenizer import HUB
 from meanbank.evaluation import Evaluation, Subject, run_evaluation
 from meanbank.model import MeanbankForCausalLM
 from meanbank.model.fingerprint import model_fingerprint
+from meanbank.studies.spec import check_evaluations
 from meanbank.training import LoadedRun, load_run
 from meanbank.training.checkpoint import TOKENIZER, TRAINER, checkpoints, damage_told
 from meanbank.training.run import CONFIG, choose_device
@@ -174,7 +175,9 @@ def read_tasks(names: Sequence[str], changes: Sequence[str]) -> list[Evaluation]
         if task not in settings:
             raise ValueError(f"{change!r} is for the task {task!r}, which is not to be run")
         apply_override(settings, change)
-    return [build(Evaluation, value, name) for name, value in settings.items()]
+    evaluations = [build(Evaluation, value, name) for name, value in settings.items()]
+    check_evaluations(evaluations)
+    return evaluations
 
 
 def fitting_tasks(subject: Subject) -> list[str]:

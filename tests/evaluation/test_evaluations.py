@@ -1,6 +1,7 @@
 """Evaluations against numbers that can be worked out."""
 
 import math
+import re
 from types import SimpleNamespace
 
 import numpy as np
@@ -9,11 +10,14 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from meanbank import MeanbankConfig, MeanbankForCausalLM
+from meanbank.core.config import build
 from meanbank.data import PackedTokens, RecallConfig
 from meanbank.evaluation import (
     BigramBits,
     BitsPerByte,
+    Evaluation,
     MemoryBytes,
+    Parts,
     PositionLoss,
     Recall,
     Serving,
@@ -212,3 +216,39 @@ def test_the_bigram_baseline():
     found = Subject(name="counts", model=make_model(), open_corpus=lambda: corpus)
     result = results(BigramBits(sequence_length=99), found)
     assert result["bpb"] == pytest.approx(math.log2(5), rel=0.01)
+
+
+@pytest.mark.parametrize("evaluation", [BitsPerByte, BigramBits, Parts])
+def test_windows_without_text_are_refused(evaluation):
+    held_out, sizes = packed([5, 0], [6, 0]), np.array([0] * 5 + [1] * 25)
+    length = {"length" if evaluation is Parts else "sequence_length": 1}
+    found = subject(make_model(), held_out, sizes)
+    found.corpus.train, found.corpus.vocab_size = packed([5, 6, 7, 8, 0]), 30
+    with pytest.raises(ValueError, match="the held-out windows hold no text"):
+        run_evaluation(evaluation(**length, max_tokens=1), found)
+    found.corpus.train = packed([5, 0])
+    if evaluation is BigramBits:
+        with pytest.raises(ValueError, match="in 4 training tokens or more, not 2"):
+            run_evaluation(evaluation(**length, max_tokens=1), found)
+
+
+@pytest.mark.parametrize(
+    ("task", "settings", "message"),
+    [
+        ("memory", {"contexts": []}, "contexts and batch_size must be at least 1, got [] and 1"),
+        ("memory", {"contexts": [8, 0]}, "at least 1, got [8, 0] and 1"),
+        ("memory", {"batch_size": 0}, "and 0"),
+        ("samples", {"prompts": []}, "prompts needs at least one"),
+        ("samples", {"temperature": -1.0}, "temperature must be 0 or at least 0.001, got -1.0"),
+        ("samples", {"top_p": 0.0}, "top_p must be above 0"),
+        ("samples", {"max_new_tokens": 0}, "max_new_tokens must be at least 1, got 0"),
+        *[
+            (task, {"seed": seed}, f"seed must be from 0 to 2^63 - 1, got {seed}")
+            for task in ("samples", "recall", "mqar", "serving")
+            for seed in (-1, 2**63)
+        ],
+    ],
+)
+def test_settings_that_mean_nothing_are_refused_at_once(task, settings, message):
+    with pytest.raises(ValueError, match=re.escape(message)):
+        build(Evaluation, {"type": task, **settings})
