@@ -64,6 +64,14 @@ def read_json(path: Path) -> Any:
         raise ValueError(f"{path} is not valid JSON") from None
 
 
+def read_object(path: Path) -> dict[str, Any]:
+    """The JSON object of a file; ValueError, in one line, where there is none in it."""
+    value = read_json(path)
+    if not isinstance(value, dict):
+        raise ValueError(f"{path} holds no JSON object")
+    return value
+
+
 @contextlib.contextmanager
 def locked(path: Path, *, wait: bool = True) -> Iterator[None]:
     """Hold the lock that the file `path` stands for; it ends with the process, however that ends.

@@ -33,10 +33,7 @@ def run_evaluation(
     `identity` (whatever tells the subject's weights and data).
     """
     subject.model.eval()
-    samples = list(evaluation.samples(subject))
-    if len({sample.id for sample in samples}) < len(samples):
-        twice = next(id for id, count in Counter(s.id for s in samples).items() if count > 1)
-        raise ValueError(f"{evaluation.title} would measure {twice} twice: give each setting once")
+    samples = all_samples(evaluation, subject)
     kept = RecordLog(log, {"settings": to_plain(evaluation), "identity": identity})
     with kept:
         waiting = [sample for sample in samples if sample.id not in kept.records]
@@ -57,6 +54,15 @@ def run_evaluation(
         records=records,
         prompt_hash=prompt_hash(" ".join(prompts)) if prompts else None,
     )
+
+
+def all_samples(evaluation: Evaluation, subject: Subject) -> list[Sample]:
+    """What will be measured; ValueError where the evaluation does not fit or has one twice."""
+    samples = list(evaluation.samples(subject))
+    twice = [id for id, count in Counter(each.id for each in samples).items() if count > 1]
+    if twice:
+        raise ValueError(f"{evaluation.title} would measure {twice[0]} twice: give a setting once")
+    return samples
 
 
 def batches(samples: Sequence[Sample], size: int) -> Iterator[list[Sample]]:

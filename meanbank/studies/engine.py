@@ -18,6 +18,7 @@ from meanbank.core.errors import one_line
 from meanbank.core.files import locked, write_json
 from meanbank.core.progress import Report, progress
 from meanbank.data import prepare_corpus
+from meanbank.evaluation.driver import all_samples
 from meanbank.studies.job import Job, clear, jobs_of, replaced, write_failure
 from meanbank.studies.launch import Handle, Launcher
 from meanbank.studies.resolve import STUDY, Study, write_study
@@ -108,10 +109,11 @@ def check_evaluations_fit(jobs: Sequence[Job]) -> None:
         subject = dataclasses.replace(subject_of(arm.config, model, corpus), name=f"arm {name}")
         for evaluation in arm.evaluations:
             try:
-                evaluation.samples(subject)
+                all_samples(evaluation, subject)
             except ValueError as error:
-                told = f"{evaluation.title} cannot be evaluated of arm {name}: {one_line(error)}"
-                raise ValueError(told) from None
+                raise ValueError(
+                    f"{evaluation.title} does not fit arm {name}: {one_line(error)}"
+                ) from None
 
 
 @contextlib.contextmanager

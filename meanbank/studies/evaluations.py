@@ -232,6 +232,9 @@ def evaluate(
         yield result
 
 
-def evaluate_run(run: LoadedRun, evaluations: Sequence[Evaluation]) -> Iterator[dict[str, Any]]:
-    """As a study does: on the run's own texts, with records of all samples."""
-    yield from evaluate(of_run(run), evaluations, keep_records=True)
+def evaluate_run(
+    run: LoadedRun, evaluations: Sequence[Evaluation], folder: Path
+) -> Iterator[dict[str, Any]]:
+    """As a study does: on the run's own texts, with records of all samples, into that folder."""
+    evaluated = dataclasses.replace(of_run(run), folder=folder)
+    yield from evaluate(evaluated, evaluations, keep_records=True)

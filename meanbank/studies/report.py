@@ -56,12 +56,15 @@ def items_of(job: Job) -> dict[str, dict[str, float]]:
     found: dict[str, dict[str, float]] = {}
     for evaluation in job.arm.evaluations:
         path = job.evaluations / f"{evaluation.title}{RECORDS}"
-        with path.open(encoding="utf-8") as file:
-            next(file)  # what the records are of
-            for line in file:
-                record = json.loads(line)
+        try:
+            _, *records = map(json.loads, path.read_text(encoding="utf-8").splitlines())
+            for record in records:  # behind a line of what they are of
                 for score, value in record.get("scores", {}).items():
-                    found.setdefault(score, {})[record["id"]] = value
+                    found.setdefault(score, {})[record["id"]] = float(value)
+        except (ValueError, TypeError, KeyError, AttributeError):
+            raise ValueError(
+                f"{path} was changed or torn; remove it, and `meanbank study run` does it again"
+            ) from None
     return found
 
 
