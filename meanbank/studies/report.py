@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from meanbank.core.config import build
 from meanbank.core.files import read_json, write_json
 from meanbank.reports import write_study_report
 from meanbank.studies.comparisons import compare_arms
@@ -16,7 +17,7 @@ from meanbank.studies.engine import CLAIMS
 from meanbank.studies.evaluations import RECORDS
 from meanbank.studies.job import Job, jobs_of
 from meanbank.studies.resolve import Study, read_study
-from meanbank.studies.verdicts import RULE, RunScores, judge
+from meanbank.studies.verdicts import RULE, ClaimSpec, RunScores, judge
 
 VERDICTS = "verdicts.json"
 
@@ -28,7 +29,8 @@ def report_study(folder: Path) -> Path:
     """
     study = read_study(folder)
     runs = [run_scores(job) for job in jobs_of(study, folder)]
-    at_first = {claim["claim"] for claim in read_json(folder / CLAIMS)}
+    first = build(tuple[ClaimSpec, ...], read_json(folder / CLAIMS), str(folder / CLAIMS))
+    at_first = {claim.claim for claim in first}
     claims = [
         {**verdict.plain(), "added": verdict.claim not in at_first}
         for verdict in judge(study.claims, runs)

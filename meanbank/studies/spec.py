@@ -144,8 +144,8 @@ def check_seeds(what: str, seeds: Sequence[int] | None) -> None:
     """Raise ValueError unless the seeds, where any are given, are distinct and not negative."""
     if seeds is None:
         return
-    if not seeds or min(seeds) < 0 or len(set(seeds)) < len(seeds):
-        raise ValueError(f"{what} must be distinct numbers from 0 on, got {list(seeds)}")
+    if not seeds or min(seeds) < 0 or len(set(seeds)) < len(seeds) or max(seeds) >= 2**63:
+        raise ValueError(f"{what} must be distinct numbers from 0 to 2^63 - 1, got {list(seeds)}")
 
 
 def check_apart(arm: str, seeds: Sequence[int], tuning: Sequence[int]) -> None:

@@ -218,6 +218,15 @@ def test_records_that_were_changed_are_told_of(torn, tmp_path):
         report_study(out)
 
 
+@pytest.mark.parametrize("content", ["", "3", "[3]", "[{}]", '[{"claim": "x"}]'])
+def test_claims_that_were_changed_are_told_of(content, tmp_path):
+    file, out = study_file(tmp_path), tmp_path / "out"
+    run(file, out)
+    (out / "claims.json").write_text(content)
+    with pytest.raises(ValueError, match=str(out / "claims.json")):
+        report_study(out)
+
+
 @pytest.mark.parametrize("name", ["evaluated.json", "result.json"])
 def test_files_of_a_run_that_were_changed_are_told_of(name, tmp_path):
     file, out = study_file(tmp_path), tmp_path / "out"

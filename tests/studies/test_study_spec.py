@@ -109,7 +109,9 @@ WRONG = {
         }
     },
     "seed 7 of arm 'grows' is among the tuning_seeds, too": {"tuning_seeds": [0, 7]},
-    "seeds must be distinct numbers from 0 on, got [1, 1]": {"seeds": [1, 1]},
+    "seeds must be distinct numbers from 0 to 2^63 - 1, got [1, 1]": {"seeds": [1, 1]},
+    "seeds must be distinct numbers from 0 to 2^63 - 1, got [-1]": {"seeds": [-1]},
+    f"seeds must be distinct numbers from 0 to 2^63 - 1, got [{2**63}]": {"seeds": [2**63]},
     "the name of the arm '../up' must be of letters": {"group": {"arms": {"../up": FULL}}},
     "there is no arm": {"group": {"arms": {}}},
     "groups.recall.arms.a: expected a mapping of settings, got 3": {"group": {"arms": {"a": 3}}},
@@ -178,6 +180,15 @@ def test_odd_yaml_is_told_in_one_line(lines, message, tmp_path, capsys):
     assert (stop.value.code, errors.count("\n"), out.exists()) == (2, 1, False)
     assert str(file) in errors
     assert message in errors
+
+
+@pytest.mark.parametrize("name", ["", ".", "/", "none.yaml", "../quick"])
+def test_a_study_that_is_not_there(name, capsys):
+    with pytest.raises(SystemExit) as stop:
+        main(["study", "show", name])
+    errors = capsys.readouterr().err
+    assert (stop.value.code, errors.count("\n")) == (2, 1)
+    assert f"there is no study {name or repr(name)}; bundled ones are quick" in errors
 
 
 def test_keys_may_be_merged_and_changed(tmp_path):
