@@ -252,3 +252,18 @@ def test_windows_without_text_are_refused(evaluation):
 def test_settings_that_mean_nothing_are_refused_at_once(task, settings, message):
     with pytest.raises(ValueError, match=re.escape(message)):
         build(Evaluation, {"type": task, **settings})
+
+
+@pytest.mark.parametrize("base", range(1, 10))
+@pytest.mark.parametrize("multiple", [1, 2, 3, 8])
+def test_loss_by_position_of_any_training_length(base, multiple):
+    found = subject(uniform_model(), packed([5] * 80), training_length=base)
+    evaluation = PositionLoss(multiple=multiple)
+    if base * multiple == 1:
+        with pytest.raises(ValueError, match="a single token has no loss"):
+            run_evaluation(evaluation, found)
+        return
+    told = results(evaluation, found)
+    rows = [*told["buckets"], *told["at"].values()]
+    assert told["at"]
+    assert [row["loss"] for row in rows] == pytest.approx([math.log(30)] * len(rows))
