@@ -1,5 +1,6 @@
 """`meanbank plot`."""
 
+from itertools import chain, islice
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -26,7 +27,8 @@ def plot_mask(
         config: a YAML file, or the name of a bundled configuration such as quick/kvm_sqrt.
         set: change one setting, as for `meanbank train`.
         layer: only the memory of that layer.
-        tokens: how many; default three of the longest exact windows, within 48 and 1024.
+        tokens: how many, at most 4096; default three of the longest exact windows, within 48 and
+            1024.
         out: the picture; the CSV file has the same name.
         force: replace the files where there are some.
     """
@@ -70,7 +72,7 @@ def plot_memory(
         force: replace the files where there are some.
         device: auto takes a GPU where there is one.
     """
-    from meanbank.data.text_stream import check_texts
+    from meanbank.data.text_stream import check_texts, stream_tokens
     from meanbank.model.token_fates import FATES, read_fates
     from meanbank.reports import MemoryPanel, draw_token_fates, write_token_fates
     from meanbank.training import load_model
@@ -82,8 +84,8 @@ def plot_memory(
     model, tokenizer = load_model(run, device)
     if tokenizer is None:
         raise ValueError(f"{run} has no tokenizer: what it was trained on is not text")
-    content = text.read_text(encoding="utf-8")
-    ids = tokenizer.encode(content, add_special_tokens=False).ids[:max_tokens]
+    pieces = (ids for ids, _ in stream_tokens([text], tokenizer))
+    ids = list(islice(chain.from_iterable(pieces), max_tokens))
     description, layers = read_fates(model, ids, layer, head)
     panels = [
         MemoryPanel(layer=f.layer, memory=f.memory, heads=f.heads, fates=f.fates, rows=f.rows)

@@ -59,7 +59,7 @@ def run_study(
         if slurm
         else Processes(min(4, os.cpu_count() or 1) if jobs is None else jobs)
     )
-    chosen = [name for name in only.split(",") if name]
+    chosen = [name.strip() for name in only.split(",") if name.strip()]
     outcome = engine.run_study(resolved, folder, launcher, only=chosen, tuning=tuning, force=force)
     _tell(outcome, folder)
     if outcome.stopped is None:

@@ -6,18 +6,28 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from rich.table import Table
+    from rich.text import Text
 
 
 def table(title: str, columns: list[str], rows: list[tuple]) -> Table:
-    """A table whose first column is text and whose others are numbers."""
+    """A table whose first column is text and whose others are numbers; no text is markup."""
     from rich.table import Table
 
-    table = Table(title=title, title_justify="left")
+    table = Table(title=plain(title), title_justify="left")
     for number, name in enumerate(columns):
-        table.add_column(name, justify="right" if number else "left", overflow="fold")
+        table.add_column(plain(name), justify="right" if number else "left", overflow="fold")
     for row in rows:
-        table.add_row(*(_cell(value) for value in row))
+        table.add_row(*(plain(_cell(value)) for value in row))
     return table
+
+
+def plain(text: str) -> Text:
+    """A text of a user or a model for rich: brackets stay, what moves the cursor does not."""
+    from rich.text import Text
+
+    from meanbank.reports.wording import printable
+
+    return Text(printable(text))
 
 
 def _cell(value: object) -> str:

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from yaml.composer import ComposerError
 
 from meanbank.core.errors import one_line
 
@@ -26,22 +27,40 @@ def find_yaml(kind: str, name: str | Path, root: Path) -> Path:
     path = Path(name)
     if path.is_file():
         return path
-    inside = root / path.with_suffix(".yaml")
+    inside = root / f"{path.with_suffix('') if path.name else path}.yaml"
     if not path.is_absolute() and inside.is_file():
         return inside
     names = sorted(p.relative_to(root).with_suffix("").as_posix() for p in root.rglob("*.yaml"))
-    near = difflib.get_close_matches(str(path.with_suffix("")), names, n=NAMES_TOLD, cutoff=0.0)
+    near = difflib.get_close_matches(
+        str(name).removesuffix(".yaml"), names, n=NAMES_TOLD, cutoff=0.0
+    )
     raise ValueError(
-        f"there is no {kind} {name}; bundled ones are {', '.join(near)} and "
+        f"there is no {kind} {str(name) or repr(name)}; bundled ones are {', '.join(near)} and "
         f"{len(names) - len(near)} more in {root}"
     )
+
+
+class _Loader(yaml.SafeLoader):
+    """YAML in which no key stands twice: of two arms of one name, one would silently be gone."""
+
+    def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
+        node = super().compose_mapping_node(anchor)
+        assert node is not None
+        found: set[str] = set()
+        for key, _ in node.value:
+            if isinstance(key, yaml.ScalarNode) and key.tag != "tag:yaml.org,2002:merge":
+                if key.value in found:
+                    told = f"the key {key.value!r} stands there twice"
+                    raise ComposerError(problem=told, problem_mark=key.start_mark)
+                found.add(key.value)
+        return node
 
 
 def read_yaml(kind: str, path: Path) -> Any:
     """What a YAML file holds; ValueError, in one line, for one that cannot be read."""
     try:
-        return yaml.safe_load(path.read_text(encoding="utf-8"))
+        return yaml.load(path.read_text(encoding="utf-8"), _Loader)
     except OSError as error:
         raise ValueError(f"cannot read the {kind} {path}: {error.strerror}") from None
-    except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise ValueError(f"{path} is not valid YAML: {one_line(error)}") from None

@@ -194,7 +194,7 @@ def apply_override(settings: dict, override: str) -> None:
         raise ValueError(f"an override must look like training.steps=100, got {override!r}")
     try:
         value = yaml.safe_load(text)
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, ValueError, RecursionError) as error:  # a date that is none, too
         raise ValueError(f"the value of {override!r} is not YAML: {one_line(error)}") from None
     node: Any = settings
     *parents, last = key.split(".")

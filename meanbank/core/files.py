@@ -118,6 +118,14 @@ def read_json(path: Path) -> Any:
         raise ValueError(f"{path} is not valid JSON") from None
 
 
+def read_object(path: Path) -> dict[str, Any]:
+    """The JSON object of a file; ValueError, in one line, where there is none in it."""
+    value = read_json(path)
+    if not isinstance(value, dict):
+        raise ValueError(f"{path} holds no JSON object")
+    return value
+
+
 def as_read(value: Any) -> Any:
     """The value as it comes back from JSON: tuples are lists, names of numbers texts."""
     return json.loads(json.dumps(value))

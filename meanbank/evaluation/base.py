@@ -139,6 +139,12 @@ class Evaluation(Tagged, kind="evaluation"):
         return ()
 
 
+def check_seed(seed: int) -> None:
+    """Raise ValueError for a seed that not every generator of random numbers takes."""
+    if not 0 <= seed < 2**63:
+        raise ValueError(f"seed must be from 0 to 2^63 - 1, got {seed}")
+
+
 def prompt_hash(prompt: str | bytes | np.ndarray | Tensor | Sequence[int]) -> str:
     """The first 16 hexadecimal digits of the sha256 of a text, of bytes, or of token ids."""
     if isinstance(prompt, str):

@@ -8,9 +8,10 @@ from typing import Any
 import numpy as np
 
 from meanbank.evaluation.base import Record, Sample, Subject
-from meanbank.evaluation.windows import Windows
+from meanbank.evaluation.windows import Windows, bits_per_byte
 
 STRENGTHS = tuple(2.0**k for k in range(12))
+FEWEST = 4  # training tokens: a pair to count, and a pair to choose the strength on
 TUNING_SHARE = 0.05  # last part of the training tokens, to choose the strength on
 
 
@@ -25,6 +26,9 @@ class BigramBits(Windows, tag="bigram"):
     """
 
     def samples(self, subject: Subject) -> list[Sample]:
+        train = len(subject.corpus.train.tokens)
+        if train < FEWEST:
+            raise ValueError(f"pairs are counted in {FEWEST} training tokens or more, not {train}")
         return [Sample(id="all", content=self.starts(subject))]
 
     def measure(self, subject: Subject, samples: Sequence[Sample]) -> list[Record]:
@@ -41,7 +45,11 @@ class BigramBits(Windows, tag="bigram"):
         bigram = _Bigram(train, corpus.vocab_size)
         parts = [_bits(bigram, window, strength, corpus.token_bytes) for window in windows]
         bits, size = (sum(column) for column in zip(*parts, strict=True))
-        found = {"bpb": bits / size, "strength": strength, "training_tokens": len(train)}
+        found = {
+            "bpb": bits_per_byte(bits, size),
+            "strength": strength,
+            "training_tokens": len(train),
+        }
         return [found | {"bytes": size}]
 
     def results(self, subject: Subject, records: Sequence[Record]) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import os
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -33,8 +34,7 @@ def run_evaluation(
     `identity` (whatever tells the subject's weights and data).
     """
     subject.model.eval()
-    samples = list(evaluation.samples(subject))
-    assert len({sample.id for sample in samples}) == len(samples), "samples with the same id"
+    samples = all_samples(evaluation, subject)
     kept = RecordLog(log, {"settings": to_plain(evaluation), "identity": identity})
     with kept:
         waiting = [sample for sample in samples if sample.id not in kept.records]
@@ -55,6 +55,15 @@ def run_evaluation(
         records=records,
         prompt_hash=prompt_hash(" ".join(prompts)) if prompts else None,
     )
+
+
+def all_samples(evaluation: Evaluation, subject: Subject) -> list[Sample]:
+    """What will be measured; ValueError where the evaluation does not fit or has one twice."""
+    samples = list(evaluation.samples(subject))
+    twice = [id for id, count in Counter(each.id for each in samples).items() if count > 1]
+    if twice:
+        raise ValueError(f"{evaluation.title} would measure {twice[0]} twice: give a setting once")
+    return samples
 
 
 def batches(samples: Sequence[Sample], size: int) -> Iterator[list[Sample]]:
@@ -131,6 +140,8 @@ class RecordLog:
             if number == 0 and value != self.header:
                 return 0
             if number > 0:
+                if not isinstance(value.get("id"), str):
+                    break
                 self.records[value.pop("id")] = value
             whole += len(line)
         return whole

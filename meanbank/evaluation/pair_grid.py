@@ -9,7 +9,7 @@ import torch
 from meanbank.core.config import check_least
 from meanbank.data import RecallConfig
 from meanbank.data.recall import seeded
-from meanbank.evaluation.base import Evaluation, Sample, Subject
+from meanbank.evaluation.base import Evaluation, Sample, Subject, check_seed
 
 Setting = tuple[int, int]  # tokens, pairs
 
@@ -29,7 +29,7 @@ class PairGrid(Evaluation):
 
     def __post_init__(self) -> None:
         check_least(self, 1, "sequences", "batch_size")
-        check_least(self, 0, "seed")
+        check_seed(self.seed)
         if not self.grid or len(set(self.grid)) < len(self.grid):
             raise ValueError(f"grid needs distinct [length, pairs], got {list(self.grid)}")
 

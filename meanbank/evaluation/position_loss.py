@@ -53,6 +53,8 @@ class PositionLoss(Evaluation, tag="position-loss"):
     def samples(self, subject: Subject) -> list[Sample]:
         held_out = subject.corpus.held_out
         length = self.times(subject) * self.base(subject)
+        if length < 2:
+            raise ValueError("a single token has no loss; set multiple or training_length to more")
         documents = held_out.documents_at_least(length)[: self.max_documents]
         if len(documents) == 0:
             raise ValueError(
@@ -81,13 +83,14 @@ class PositionLoss(Evaluation, tag="position-loss"):
         }
 
     def _places(self, base: int, length: int) -> list[tuple[int, int]]:
-        width = max(1, base // self.buckets)
+        width = max(2, base // self.buckets)  # nothing predicts the first token
         return [(start, start + width) for start in range(0, length - width + 1, width)]
 
     def _halves(self, base: int, length: int) -> dict[int, tuple[int, int]]:
         multiple = length // base
         powers = [2**k for k in range(multiple.bit_length()) if 2**k <= multiple]
-        return {power: (power * base // 2, power * base) for power in powers}
+        places = {power: (power * base // 2, power * base) for power in powers}
+        return {power: place for power, place in places.items() if place[1] > 1}
 
     def results(self, subject: Subject, records: Sequence[Record]) -> dict[str, Any]:
         base = self.base(subject)

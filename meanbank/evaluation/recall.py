@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from meanbank.data import IGNORED, Batch, Filler, recall_batch
+from meanbank.data.recall import check_room
 from meanbank.evaluation.base import Record, Sample, Subject, mean_scores, prompt_hash
 from meanbank.evaluation.pair_grid import PairGrid, Setting
 
@@ -23,6 +24,11 @@ class Recall(PairGrid, tag="recall"):
     grid: tuple[Setting, ...] = ((128, 12), (512, 12), (1024, 12), (128, 24), (512, 48))
     filler: Filler = "diverse"
     seed: int = 1_000_000
+
+    def samples(self, subject: Subject) -> list[Sample]:
+        for length, pairs in self.grid:
+            check_room(length, pairs, self.vocabulary(subject))
+        return super().samples(subject)
 
     @torch.inference_mode()
     def measure(self, subject: Subject, samples: Sequence[Sample]) -> list[Record]:

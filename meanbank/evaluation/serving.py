@@ -12,7 +12,7 @@ from transformers import Cache, PreTrainedModel
 
 from meanbank.core.config import check_least
 from meanbank.core.progress import Report, progress
-from meanbank.evaluation.base import Evaluation, Record, Sample, Subject
+from meanbank.evaluation.base import Evaluation, Record, Sample, Subject, check_seed
 from meanbank.model import MeanbankCache
 
 PREFILL_CHUNK = 2048
@@ -36,6 +36,7 @@ class Serving(Evaluation, tag="serving"):
 
     def __post_init__(self) -> None:
         check_least(self, 1, "contexts", "tokens")
+        check_seed(self.seed)
 
     def samples(self, subject: Subject) -> list[Sample]:
         return [

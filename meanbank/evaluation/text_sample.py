@@ -6,7 +6,14 @@ from typing import Any
 
 import torch
 
-from meanbank.evaluation.base import Evaluation, Record, Sample, Subject, prompt_hash
+from meanbank.evaluation.base import (
+    Evaluation,
+    Record,
+    Sample,
+    Subject,
+    check_seed,
+    prompt_hash,
+)
 from meanbank.evaluation.generation import SamplingSettings
 
 
@@ -21,6 +28,9 @@ class TextSample(Evaluation, tag="samples"):
     seed: int = 0
 
     def __post_init__(self) -> None:
+        if not self.prompts:
+            raise ValueError("prompts needs at least one")
+        check_seed(self.seed)
         self.sampling()
 
     def sampling(self) -> SamplingSettings:
@@ -33,7 +43,9 @@ class TextSample(Evaluation, tag="samples"):
         )
 
     def samples(self, subject: Subject) -> list[Sample]:
-        subject.text_tokenizer()
+        for prompt in self.prompts:
+            if not subject.encode(prompt):
+                raise ValueError(f"a prompt is empty, and nothing comes before it: {prompt!r}")
         return [Sample(id=str(n), content=prompt) for n, prompt in enumerate(self.prompts)]
 
     def measure(self, subject: Subject, samples: Sequence[Sample]) -> list[Record]:

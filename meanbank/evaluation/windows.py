@@ -80,11 +80,18 @@ class Windows(Evaluation):
         ]
 
 
+def bits_per_byte(bits: float, size: int) -> float:
+    """The quotient; ValueError where windows hold nothing but ends of documents."""
+    if not size:
+        raise ValueError("the held-out windows hold no text: take longer ones, or more")
+    return bits / size
+
+
 def summed(records: Sequence[Record]) -> dict[str, Any]:
     """The losses of windows together: `bpb`, `nats_per_token`, `tokens`, `bytes`, `windows`."""
     nats, tokens, size = (sum(r[name] for r in records) for name in ("nats", "tokens", "bytes"))
     return {
-        "bpb": nats / math.log(2) / size,
+        "bpb": bits_per_byte(nats / math.log(2), size),
         "nats_per_token": nats / tokens,
         "tokens": tokens,
         "bytes": size,

@@ -22,6 +22,7 @@ from meanbank.ops.rwkv7 import rwkv7_recurrence
 FORMS = ("later", "not seen", "exact", "sink", "own row", "shared row", "matrix")
 LATER, NOT_SEEN, EXACT, SINK, OWN_ROW, SHARED_ROW, MATRIX = range(len(FORMS))
 FEWEST, MOST = 48, 1024  # tokens that are shown unless told otherwise
+LIMIT = 4096  # tokens: what is told of them are squares
 LONG = 1 << 20  # tokens: what is exact for so long is exact without end
 
 
@@ -47,14 +48,15 @@ def visibility(
     """One entry for each distinct memory of a plan, in the order of layers.
 
     Found by running the memories on random queries and keys, with values that tell tokens apart.
-    tokens: how many; by default three of the longest exact windows, within 48 and 1024.
-    layer: only the memory of that one. Raises ValueError for a layer that there is not.
+    tokens: how many; by default three of the longest exact windows, within 48 and 1024;
+    at most 4096. layer: only the memory of that one. Raises ValueError for a layer that there is
+    not.
     """
     plans = config.plans()
     if layer is not None and not 0 <= layer < len(plans):
         raise ValueError(f"there is no layer {layer}: the model has {len(plans)}")
-    if tokens is not None and tokens < 1:
-        raise ValueError(f"tokens must be at least 1, got {tokens}")
+    if tokens is not None and not 1 <= tokens <= LIMIT:
+        raise ValueError(f"tokens must be from 1 to {LIMIT}, got {tokens}")
     kinds: dict[str, list[int]] = {}
     for number, plan in enumerate(plans):
         kinds.setdefault(f"{plan.memory}", []).append(number)

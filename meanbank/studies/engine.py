@@ -14,15 +14,17 @@ from pathlib import Path
 from typing import Any
 
 from meanbank.core.config import choose, to_plain
+from meanbank.core.errors import one_line
 from meanbank.core.files import locked, write_json
 from meanbank.core.progress import Report, progress
 from meanbank.data import prepare_corpus
+from meanbank.evaluation.driver import all_samples
 from meanbank.studies.job import Job, clear, jobs_of, replaced, write_failure
 from meanbank.studies.launch import Handle, Launcher
 from meanbank.studies.resolve import STUDY, Study, write_study
 from meanbank.studies.results import drop_results, keep_result, read_results
 from meanbank.training.planning import model_of, training_flops
-from meanbank.training.run import CONFIG, check_resumable
+from meanbank.training.run import CONFIG, check_resumable, subject_of
 from meanbank.training.signals import StopSignals
 
 CLAIMS, LOCK = "claims.json", ".lock"
@@ -73,15 +75,12 @@ def run_study(
         job for job in everything if (not only or job.name in only) and (tuning or not job.tuning)
     ]
     check_folder(out)
+    check_evaluations_fit([job for job in jobs if job.result() is None])
     with in_use(out):
         changed = changed_jobs(everything, jobs if force else ())
         prepare_folder(study, out)
         make_room(out, changed)
-        waiting = unfinished(jobs)
-        for data in dict.fromkeys(job.config.data for job in waiting):
-            if data.recall is None:
-                prepare_corpus(data)  # once, before several jobs want it
-        return Engine(jobs, launcher).run(waiting)
+        return Engine(jobs, launcher).run(unfinished(jobs))
 
 
 def check_folder(out: Path) -> None:
@@ -91,6 +90,29 @@ def check_folder(out: Path) -> None:
     holds = {path.name for path in out.iterdir()} - {LOCK} if out.is_dir() else set()
     if holds and STUDY not in holds and any(not name.startswith(".") for name in holds):
         raise ValueError(f"{out} exists and holds something else; give another --out")
+
+
+def check_evaluations_fit(jobs: Sequence[Job]) -> None:
+    """Raise ValueError where an evaluation does not fit its arm, before hours of training.
+
+    Samples are chosen on models without weights. That prepares texts, too: once, before several
+    jobs want them.
+    """
+    arms = {job.name: job.arm for job in jobs}
+    corpora = {
+        data: None if data.recall is not None else prepare_corpus(data)
+        for data in dict.fromkeys(arm.config.data for arm in arms.values())
+    }
+    for name, arm in arms.items():
+        model, corpus = model_of(arm.config), corpora[arm.config.data]
+        subject = dataclasses.replace(subject_of(arm.config, model, corpus), name=f"arm {name}")
+        for evaluation in arm.evaluations:
+            try:
+                all_samples(evaluation, subject)
+            except ValueError as error:
+                raise ValueError(
+                    f"{evaluation.title} does not fit arm {name}: {one_line(error)}"
+                ) from None
 
 
 @contextlib.contextmanager

@@ -20,6 +20,7 @@ from meanbank.evaluation import Evaluation, Subject, run_evaluation
 from meanbank.evaluation.serving import cost_at
 from meanbank.model import MeanbankForCausalLM
 from meanbank.model.fingerprint import model_fingerprint
+from meanbank.studies.spec import check_evaluations
 from meanbank.training import LoadedRun, load_run
 from meanbank.training.checkpoint import TOKENIZER, TRAINER, checkpoints, damage_told
 from meanbank.training.run import CONFIG, choose_device
@@ -175,7 +176,9 @@ def read_tasks(names: Sequence[str], changes: Sequence[str]) -> list[Evaluation]
         if task not in settings:
             raise ValueError(f"{change!r} is for the task {task!r}, which is not to be run")
         apply_override(settings, change)
-    return [build(Evaluation, value, name) for name, value in settings.items()]
+    evaluations = [build(Evaluation, value, name) for name, value in settings.items()]
+    check_evaluations(evaluations)
+    return evaluations
 
 
 def fitting_tasks(subject: Subject) -> list[str]:
@@ -233,6 +236,9 @@ def evaluate(
         yield result
 
 
-def evaluate_run(run: LoadedRun, evaluations: Sequence[Evaluation]) -> Iterator[dict[str, Any]]:
-    """As a study does: on the run's own texts, with records of all samples."""
-    yield from evaluate(of_run(run), evaluations, keep_records=True)
+def evaluate_run(
+    run: LoadedRun, evaluations: Sequence[Evaluation], folder: Path
+) -> Iterator[dict[str, Any]]:
+    """As a study does: on the run's own texts, with records of all samples, into that folder."""
+    evaluated = dataclasses.replace(of_run(run), folder=folder)
+    yield from evaluate(evaluated, evaluations, keep_records=True)

@@ -1,6 +1,8 @@
 """One run of a study: trained or gone on with, evaluated, and summed up in its result.
 
 STUDY/runs/ARM/seed-N/       a run folder of `meanbank train`, and besides
+    evaluated/               results and records by evaluation: not where `meanbank evaluate`
+                             puts its own, which replace each other
     evaluated.json           scores by evaluation, as they come
     result.json              everything, written last
     failure.json             in its place: what went wrong
@@ -17,12 +19,11 @@ from pathlib import Path
 from typing import Any
 
 from meanbank.core.config import choose, to_plain
-from meanbank.core.files import as_read, locked, read_json, write_json
+from meanbank.core.files import as_read, locked, read_object, write_json
 from meanbank.evaluation.base import Evaluation
 from meanbank.model import MeanbankConfig
 from meanbank.model.accounting import empty_model
-from meanbank.studies.evaluations import FOLDER as EVALUATIONS
-from meanbank.studies.evaluations import evaluate_run
+from meanbank.studies.evaluations import RECORDS, evaluate_run
 from meanbank.studies.resolve import Arm, Study, read_study
 from meanbank.studies.results import keep_result
 from meanbank.training import LoadedRun, RunConfig, load_run, train
@@ -31,7 +32,7 @@ from meanbank.training.metrics import last_tokens, training_seconds
 from meanbank.training.planning import training_flops, training_tokens
 from meanbank.training.run import CONFIG, METRICS, run_info
 
-RUNS = "runs"
+RUNS, EVALUATIONS = "runs", "evaluated"
 EVALUATED, RESULT, FAILURE = "evaluated.json", "result.json", "failure.json"
 
 
@@ -87,12 +88,14 @@ class Job:
     def evaluated(self) -> dict[str, dict[str, Any]]:
         """`settings`, `scores` and `seconds` by title, of what was evaluated as it is to be."""
         path = self.folder / EVALUATED
-        found = read_json(path) if path.is_file() else {}
+        found = read_object(path) if path.is_file() else {}
         wanted = {each.title: as_read(to_plain(each)) for each in self.arm.evaluations}
         return {
             title: found[title]
             for title, settings in wanted.items()
-            if title in found and found[title]["settings"] == settings
+            if isinstance(found.get(title), dict)
+            and found[title].get("settings") == settings
+            and all((self.evaluations / f"{title}{end}").is_file() for end in (".json", RECORDS))
         }
 
     def missing(self) -> list[Evaluation]:
@@ -105,13 +108,18 @@ class Job:
         return [each for each in self.missing() if not each.alone]
 
     def result(self) -> dict[str, Any] | None:
-        """Its result, where it is finished: with this configuration and these evaluations."""
+        """Its result, where it is finished: with this configuration and these evaluations.
+
+        One whose evaluations have lost files is not: they are done again.
+        """
         path = self.folder / RESULT
         if not path.is_file():
             return None
-        result, settings = read_json(path), [to_plain(each) for each in self.arm.evaluations]
+        result, settings = read_object(path), [*map(to_plain, self.arm.evaluations)]
         kept = (result.get("config"), result.get("evaluation_settings"))
-        return result if kept == (as_read(self.config.plain()), as_read(settings)) else None
+        if kept != (as_read(self.config.plain()), as_read(settings)) or self.missing():
+            return None
+        return result
 
 
 def jobs_of(study: Study, out: Path) -> list[Job]:
@@ -182,7 +190,9 @@ def keep_scores(job: Job, run: LoadedRun, evaluations: Sequence[Evaluation]) -> 
     """Evaluate, and keep the scores of each evaluation as soon as it is done."""
     settings = {each.title: to_plain(each) for each in evaluations}
     kept = job.evaluated()
-    for each, result in zip(evaluations, evaluate_run(run, evaluations), strict=True):
+    for each, result in zip(
+        evaluations, evaluate_run(run, evaluations, job.evaluations), strict=True
+    ):
         for name, value in result["scores"].items():
             if not math.isfinite(value):
                 raise ValueError(f"the score {name} of {job} is {value}")

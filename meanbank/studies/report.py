@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from meanbank.core.config import build
 from meanbank.core.files import read_json, write_json
 from meanbank.evaluation.driver import read_records
 from meanbank.reports import write_study_report
@@ -16,7 +17,8 @@ from meanbank.studies.engine import CLAIMS
 from meanbank.studies.evaluations import RECORDS
 from meanbank.studies.job import Job, jobs_of
 from meanbank.studies.resolve import Study, read_study
-from meanbank.studies.verdicts import RULE, RunScores, judge
+from meanbank.studies.results import Result, read_results
+from meanbank.studies.verdicts import RULE, ClaimSpec, RunScores, judge
 
 VERDICTS = "verdicts.json"
 
@@ -27,8 +29,10 @@ def report_study(folder: Path) -> Path:
     Raises ValueError for a folder that is not a study's.
     """
     study = read_study(folder)
-    runs = [run_scores(job) for job in jobs_of(study, folder)]
-    at_first = {claim["claim"] for claim in read_json(folder / CLAIMS)}
+    finished = {(result["arm"], result["seed"]): result for result in read_results(folder)}
+    runs = [run_scores(job, finished.get((job.name, job.seed))) for job in jobs_of(study, folder)]
+    first = build(tuple[ClaimSpec, ...], read_json(folder / CLAIMS), str(folder / CLAIMS))
+    at_first = {claim.claim for claim in first}
     claims = [
         {**verdict.plain(), "added": verdict.claim not in at_first}
         for verdict in judge(study.claims, runs)
@@ -38,26 +42,25 @@ def report_study(folder: Path) -> Path:
     return write_study_report(folder)
 
 
-def run_scores(job: Job) -> RunScores:
-    """What a run scored; nothing where it is not finished."""
-    result = job.result()
-    scores = {} if result is None else result["scores"]
-    return RunScores(
-        arm=job.name,
-        seed=job.seed,
-        tuning=job.tuning,
-        scores=scores,
-        items={} if result is None else items_of(job),
-    )
+def run_scores(job: Job, result: Result | None) -> RunScores:
+    """What a run scored by its line of results; nothing where it has none."""
+    scores, items = ({}, {}) if result is None else (result["scores"], items_of(job, result))
+    return RunScores(arm=job.name, seed=job.seed, tuning=job.tuning, scores=scores, items=items)
 
 
-def items_of(job: Job) -> dict[str, dict[str, float]]:
+def items_of(job: Job, result: Result) -> dict[str, dict[str, float]]:
     """{score: {sample id: value}} of the scores that are means over samples."""
     found: dict[str, dict[str, float]] = {}
-    for evaluation in job.arm.evaluations:
-        for record in read_records(job.evaluations / f"{evaluation.title}{RECORDS}"):
-            for score, value in record.get("scores", {}).items():
-                found.setdefault(score, {})[record["id"]] = value
+    for title in result["evaluations"]:
+        path = job.evaluations / f"{title}{RECORDS}"
+        try:
+            for record in read_records(path):
+                for score, value in record.get("scores", {}).items():
+                    found.setdefault(score, {})[record["id"]] = float(value)
+        except (ValueError, TypeError, KeyError, AttributeError):
+            raise ValueError(
+                f"{path} was changed or torn; remove it, and `meanbank study run` does it again"
+            ) from None
     return found
 
 

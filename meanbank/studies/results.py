@@ -63,5 +63,6 @@ def _read(path: Path) -> tuple[dict[tuple[str, int], Result], bool]:
     for line in lines:
         with contextlib.suppress(ValueError, TypeError, KeyError):  # torn, or nobody's
             result = json.loads(line if line.endswith(b"\n") else b"")
-            found[_key(result)] = result
+            if _line(result):  # can be written again: no infinity, no NaN
+                found[_key(result)] = result
     return found, len(found) < len(lines)

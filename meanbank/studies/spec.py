@@ -112,16 +112,18 @@ class StudySpec:
         check_seeds("seeds", self.seeds)
         if self.tuning_seeds:
             check_seeds("tuning_seeds", self.tuning_seeds)
-        arms: set[str] = set()
+        arms: dict[str, ArmSpec] = {}
         for group in self.groups.values():
             for name in group.arms:
                 if name in arms:
                     raise ValueError(f"there are two arms {name!r}; names are unique in a study")
-                check_apart(name, group.arm(name).seeds or self.seeds, self.tuning_seeds)
-                arms.add(name)
+                arms[name] = group.arm(name)
+                check_evaluations(arms[name].evaluations)  # the group's and its own together
+                check_apart(name, arms[name].seeds or self.seeds, self.tuning_seeds)
         for number, claim in enumerate(self.claims):
-            for arm in claim.parsed.arms:
-                choose(f"arm in claims.{number}:", arm, arms)
+            for score, name in claim.parsed.terms:
+                choose(f"arm in claims.{number}:", name, arms)
+                check_score(f"claims.{number}: {score}({name})", score, arms[name].evaluations)
 
 
 def check_names(kind: str, names: Iterable[str]) -> None:
@@ -141,8 +143,8 @@ def check_seeds(what: str, seeds: Sequence[int] | None) -> None:
     """Raise ValueError unless the seeds, where any are given, are distinct and not negative."""
     if seeds is None:
         return
-    if not seeds or min(seeds) < 0 or len(set(seeds)) < len(seeds):
-        raise ValueError(f"{what} must be distinct numbers from 0 on, got {list(seeds)}")
+    if not seeds or min(seeds) < 0 or len(set(seeds)) < len(seeds) or max(seeds) >= 2**63:
+        raise ValueError(f"{what} must be distinct numbers from 0 to 2^63 - 1, got {list(seeds)}")
 
 
 def check_apart(arm: str, seeds: Sequence[int], tuning: Sequence[int]) -> None:
@@ -160,6 +162,15 @@ def check_evaluations(evaluations: Sequence[Evaluation]) -> None:
             raise ValueError(f"an evaluation cannot be named {title!r}; use letters, digits, _ - .")
         if titles.count(title) > 1:
             raise ValueError(f"there are two evaluations {title!r}; give one a name of its own")
+
+
+def check_score(where: str, score: str, evaluations: Sequence[Evaluation]) -> None:
+    """Raise ValueError where no evaluation gives a score of that name: see `Evaluation.scores`."""
+    titles = [evaluation.title for evaluation in evaluations]
+    if not any(score.startswith(title) and score[len(title) :][:1] in "@:." for title in titles):
+        raise ValueError(
+            f"{where} is given by no evaluation of that arm; it has {', '.join(titles) or 'none'}"
+        )
 
 
 def find_study(name: str | Path) -> Path:

@@ -229,6 +229,7 @@ def subject_of(config: RunConfig, model: MeanbankForCausalLM, corpus: Corpus | N
     return Subject(
         name=config.description or "the model",
         model=model,
+        tokenizer=None if corpus is None else corpus.tokenizer,
         training_length=data.sequence_length,
         open_corpus=None if corpus is None else lambda: corpus,
         isolated=data.isolated,

@@ -4,9 +4,12 @@ import json
 
 import pytest
 import torch
+from rich.console import Console
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from meanbank.cli import main
+from meanbank.cli.evaluate import print_result
+from meanbank.cli.tables import table
 from meanbank.data import train_tokenizer
 
 
@@ -85,3 +88,14 @@ def test_wrong_input_is_one_line(arguments, message, llama, tmp_path, capsys):
     assert len(errors) == 1
     assert message in errors[0]
     assert not out.exists()
+
+
+def test_what_users_and_models_write_is_no_markup(capsys):
+    text = "[/] [red]b[/red] \x1b[2J \ud800"
+    result = {"name": text, "results": {"samples": [{"prompt": text, "[/x]": 1}]}}
+    print_result(result)
+    Console().print(table(text, [text, "[/x]"], [(text, 1.5)]))
+    shown = capsys.readouterr().out
+    assert shown.count("[/] [red]b[/red]") == 5
+    assert shown.count("[/x]") == 2
+    assert "\x1b[2J" not in shown

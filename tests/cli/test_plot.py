@@ -47,7 +47,8 @@ def test_mask(tmp_path, capsys):
     [
         (("--out", "mask.svg"), "--out must be the name of a .png file, got mask.svg"),
         (("--layer", "3"), "there is no layer 3: the model has 1"),
-        (("--tokens", "0"), "tokens must be at least 1, got 0"),
+        (("--tokens", "0"), "tokens must be from 1 to 4096, got 0"),
+        (("--tokens", "99999999999999"), "tokens must be from 1 to 4096, got 99999999999999"),
     ],
 )
 def test_wrong_masks_are_one_line(tmp_path, monkeypatch, capsys, arguments, words):
@@ -82,6 +83,19 @@ def test_memory(tmp_path, text, capsys):
     missing = str(tmp_path / "none.txt")
     assert run("plot", "memory", folder, "--text", missing, "--out", str(tmp_path / "x.png")) == 2
     assert f"there is no text file {missing}" in capsys.readouterr().err
+
+
+def test_a_text_that_is_none_and_one_without_end(tmp_path, monkeypatch, capsys):
+    folder, out = save_model(tmp_path / "model", [{"memory": KVM}]), str(tmp_path / "x.png")
+    binary, large = tmp_path / "binary.txt", tmp_path / "large.txt"
+    binary.write_bytes(b"the memory \xff\x00")
+    assert run("plot", "memory", folder, "--text", str(binary), "--out", out) == 2
+    assert capsys.readouterr().err.endswith(f"{binary} is not UTF-8 text (byte 11)\n")
+    large.write_bytes(b"the memory keeps " * 2**14 + b"\xff")
+    limit = ("--max-tokens", "40", "--out", out)
+    assert (
+        run("plot", "memory", folder, "--text", str(large), *limit) == 0
+    )  # only its start is read
 
 
 def test_a_model_without_rows(tmp_path, text, capsys):

@@ -9,7 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from meanbank import MeanbankConfig, MeanbankForCausalLM
 from meanbank.core.config import build
+from meanbank.data import RecallConfig
 from meanbank.evaluation import Evaluation, Record, Sample, Subject, run_evaluation
 from meanbank.evaluation.base import mean_scores, prompt_hash
 from meanbank.evaluation.driver import batches
@@ -93,15 +95,35 @@ def test_an_interrupted_evaluation_goes_on(failing, subject, tmp_path):
     assert len(STARTED) == count, "measured again"
 
 
-@pytest.mark.parametrize("changed", ["identity", "settings", "damage"])
+@pytest.mark.parametrize("changed", ["identity", "settings", "damage", "no id"])
 def test_records_of_something_else_are_not_used(changed, subject, tmp_path):
     log = tmp_path / "records.jsonl"
     run_evaluation(Squares(), subject, log, "weights")
     if changed == "damage":
         log.write_bytes(b"\xff\x00" + log.read_bytes())
+    if changed == "no id":
+        log.write_bytes(log.read_bytes().replace(b'"id"', b'"name"'))
     evaluation = Squares(count=6) if changed == "settings" else Squares()
     run_evaluation(evaluation, subject, log, "others" if changed == "identity" else "weights")
     assert len(STARTED) == 8
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"type": "recall", "grid": [[16, 2], [16, 2]]},
+        {"type": "memory", "contexts": [8, 8]},
+        {"type": "serving", "contexts": [8, 8]},
+    ],
+)
+def test_nothing_is_measured_twice(settings, tmp_path):
+    evaluation = build(Evaluation, settings)
+    sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 1}
+    model = MeanbankForCausalLM(MeanbankConfig(vocab_size=10, **sizes))
+    subject, log = Subject(name="it", model=model, recall=RecallConfig()), tmp_path / "log"
+    with pytest.raises(ValueError, match=f"{evaluation.title} would measure .* twice"):
+        run_evaluation(evaluation, subject, log)
+    assert not log.exists()
 
 
 def test_settings_are_data():

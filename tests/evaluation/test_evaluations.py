@@ -12,12 +12,14 @@ from transformers import LlamaConfig, LlamaForCausalLM
 import meanbank.evaluation
 from meanbank import MeanbankConfig, MeanbankForCausalLM
 from meanbank.cli.evaluate import evaluate
+from meanbank.core.config import build
 from meanbank.data import PackedTokens, RecallConfig
 from meanbank.evaluation import (
     BigramBits,
     BitsPerByte,
     Evaluation,
     MemoryBytes,
+    Parts,
     PositionLoss,
     Recall,
     Serving,
@@ -224,3 +226,54 @@ def test_every_evaluation_is_exported_and_in_the_help():
         if kind.__module__.startswith("meanbank."):
             assert tag in words, "name it in the help of meanbank/cli/evaluate.py"
             assert kind.__name__ in meanbank.evaluation.__all__
+
+
+@pytest.mark.parametrize("evaluation", [BitsPerByte, BigramBits, Parts])
+def test_windows_without_text_are_refused(evaluation):
+    held_out, sizes = packed([5, 0], [6, 0]), np.array([0] * 5 + [1] * 25)
+    length = {"sequence_length": 1}
+    found = subject(make_model(), held_out, sizes)
+    found.corpus.train, found.corpus.vocab_size = packed([5, 6, 7, 8, 0]), 30
+    with pytest.raises(ValueError, match="the held-out windows hold no text"):
+        run_evaluation(evaluation(**length, max_tokens=1), found)
+    found.corpus.train = packed([5, 0])
+    if evaluation is BigramBits:
+        with pytest.raises(ValueError, match="in 4 training tokens or more, not 2"):
+            run_evaluation(evaluation(**length, max_tokens=1), found)
+
+
+@pytest.mark.parametrize(
+    ("task", "settings", "message"),
+    [
+        ("memory", {"contexts": []}, "contexts must be at least 1, got ()"),
+        ("memory", {"contexts": [8, 0]}, "contexts must be at least 1, got (8, 0)"),
+        ("memory", {"batch_size": 0}, "batch_size must be at least 1, got 0"),
+        ("samples", {"prompts": []}, "prompts needs at least one"),
+        ("samples", {"temperature": -1.0}, "temperature must be 0 or at least 0.001, got -1.0"),
+        ("samples", {"top_p": 0.0}, "top_p must be above 0"),
+        ("samples", {"max_new_tokens": 0}, "max_new_tokens must be at least 1, got 0"),
+        *[
+            (task, {"seed": seed}, f"seed must be from 0 to 2^63 - 1, got {seed}")
+            for task in ("samples", "recall", "mqar", "serving")
+            for seed in (-1, 2**63)
+        ],
+    ],
+)
+def test_settings_that_mean_nothing_are_refused_at_once(task, settings, message):
+    with pytest.raises(ValueError, match=re.escape(message)):
+        build(Evaluation, {"type": task, **settings})
+
+
+@pytest.mark.parametrize("base", range(1, 10))
+@pytest.mark.parametrize("multiple", [1, 2, 3, 8])
+def test_loss_by_position_of_any_training_length(base, multiple):
+    found = subject(uniform_model(), packed([5] * 80), training_length=base)
+    evaluation = PositionLoss(multiple=multiple)
+    if base * multiple == 1:
+        with pytest.raises(ValueError, match="a single token has no loss"):
+            run_evaluation(evaluation, found)
+        return
+    told = results(evaluation, found)
+    rows = [*told["buckets"], *told["at"].values()]
+    assert told["at"]
+    assert [row["loss"] for row in rows] == pytest.approx([math.log(30)] * len(rows))

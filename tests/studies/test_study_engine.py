@@ -15,6 +15,7 @@ from meanbank.cli import main
 from meanbank.core.files import locked
 from meanbank.data import prepare_corpus
 from meanbank.studies.job import find_job
+from meanbank.studies.report import report_study
 from meanbank.studies.results import keep_result, read_results
 from tests.studies.tiny_studies import InProcess, by_job, outcome_of, run, study_file
 
@@ -151,6 +152,94 @@ def test_runs_of_other_settings_are_refused_and_made_anew_with_force(tmp_path):
     assert not list((out / "runs" / "fixed").glob(".*.old"))
 
 
+@pytest.mark.parametrize(
+    ("evaluation", "words"),
+    [
+        ("bpb", "arm grows has no texts to be evaluated on"),
+        ({"type": "recall", "grid": [[16, 9]]}, "9 pairs do not fit in 16 tokens"),
+        ({"type": "memory", "contexts": [8, 8]}, "8 twice"),
+    ],
+)
+def test_what_cannot_be_evaluated_is_told_before_anything_is_trained(evaluation, words, tmp_path):
+    file, out = study_file(tmp_path, group={"evaluations": [evaluation]}), tmp_path / "out"
+    launcher = InProcess()
+    with pytest.raises(ValueError, match=f"does not fit arm grows: .*{words}"):
+        run(file, out, launcher)
+    assert (launcher.started, out.exists()) == ([], False)
+
+
+def test_parts_are_looked_for_before_anything_is_trained(config_file, tmp_path):
+    overrides = ["training.steps=2", "training.warmup_steps=1", "training.device=cpu"]
+    arms = {"bank": {}, "full": {"overrides": ["model.plan=[{memory: full}]"]}}
+    group = {"config": str(config_file), "overrides": overrides, "arms": arms}
+    file = study_file(tmp_path, group={**group, "evaluations": ["bpb", "parts"]})
+    with pytest.raises(ValueError, match=r"parts does not fit arm full: .* no parts"):
+        run(file, tmp_path / "out")
+    assert run(file, tmp_path / "out", only=["bank"]).finished == 1
+
+
+def test_evaluating_a_run_by_hand_changes_nothing_of_its_study(tmp_path):
+    memory = {"type": "memory", "contexts": [8]}
+    file, out = study_file(tmp_path, group={"evaluations": [memory]}), tmp_path / "out"
+    run(file, out)
+    before = outcome_of(out), {p: p.read_bytes() for p in out.rglob("evaluated/*")}
+    assert len(before[1]) == 2 * 2
+    for arm in ("grows", "fixed"):
+        command = ["evaluate", str(out / "runs" / arm / "seed-7"), "--task", "memory"]
+        with pytest.raises(SystemExit) as stop:
+            main([*command, "--set", "memory.contexts=[16]"])
+        assert stop.value.code == 0
+    assert (outcome_of(out), {p: p.read_bytes() for p in out.rglob("evaluated/*")}) == before
+    launcher = InProcess()
+    assert (run(file, out, launcher).finished, launcher.started) == (2, [])
+
+
+@pytest.mark.parametrize("end", [".json", ".records.jsonl"])
+def test_a_lost_file_of_an_evaluation_is_made_again_without_training(end, tmp_path):
+    file, out, launcher = study_file(tmp_path), tmp_path / "out", InProcess()
+    run(file, out)
+    before = outcome_of(out)
+    (lost,) = (out / "runs" / "fixed").rglob(f"weights-for-tests{end}")
+    lost.unlink()
+    report_study(out)  # what is left, without this run
+    assert run(file, out, launcher).finished == 2
+    assert (launcher.started, outcome_of(out), lost.is_file()) == (["fixed seed 7"], before, True)
+
+
+@pytest.mark.parametrize(
+    "torn", [b"", b"{}\n[1]\n", b'{}\n{"id": 3', b'{}\n{"scores": {"a": 1}}\n']
+)
+def test_records_that_were_changed_are_told_of(torn, tmp_path):
+    file, out = study_file(tmp_path), tmp_path / "out"
+    run(file, out)
+    (records,) = (out / "runs" / "fixed").rglob("*.records.jsonl")
+    records.write_bytes(torn)
+    with pytest.raises(ValueError, match=f"{records} was changed or torn; remove it, and"):
+        report_study(out)
+
+
+@pytest.mark.parametrize("content", ["", "3", "[3]", "[{}]", '[{"claim": "x"}]'])
+def test_claims_that_were_changed_are_told_of(content, tmp_path):
+    file, out = study_file(tmp_path), tmp_path / "out"
+    run(file, out)
+    (out / "claims.json").write_text(content)
+    with pytest.raises(ValueError, match=str(out / "claims.json")):
+        report_study(out)
+
+
+@pytest.mark.parametrize("name", ["evaluated.json", "result.json"])
+def test_files_of_a_run_that_were_changed_are_told_of(name, tmp_path):
+    file, out = study_file(tmp_path), tmp_path / "out"
+    run(file, out)
+    path = out / "runs" / "fixed" / "seed-7" / name
+    for content in ("[]", "{", "3"):
+        path.write_text(content)
+        with pytest.raises(ValueError, match=f"{path} "):
+            run(file, out)
+    path.write_text("{}")
+    assert run(file, out).finished == 2
+
+
 def test_a_failed_job_leaves_the_others_alone(tmp_path, capsys, monkeypatch):
     file, out = study_file(tmp_path, seeds=[1, 2]), tmp_path / "out"
     outcome = run(file, out, InProcess(broken=("grows",)))
@@ -166,7 +255,7 @@ def test_a_failed_job_leaves_the_others_alone(tmp_path, capsys, monkeypatch):
         main(["study", "run", str(file), "--out", str(out)])
     shown = capsys.readouterr().out
     assert stop.value.code == 1
-    assert shown.count("the loss is nan at step 2") == 4  # what failed, and the report's table
+    assert shown.count("the loss is nan at step 2") == 2
     assert "2 runs finished, 2 failed" in shown
     assert run(file, out).finished == 4
     assert not list(out.rglob("failure.json"))
@@ -199,6 +288,20 @@ def test_results_are_one_line_a_job_whatever_was_torn(tmp_path):
             keep_result(tmp_path, line)
         assert sorted(map(str, read_results(tmp_path))) == sorted(map(str, lines))
         assert len(file.read_bytes().splitlines()) == 4
+    for odd in (
+        b"[1]",
+        b"{}",
+        b"null",
+        b'{"arm": [], "seed": 1}',
+        b"\xff",
+        b"9" * 5000,
+        b'{"arm": "a", "seed": 1, "x": NaN}',
+        b'{"arm": "a", "seed": 2, "x": 1e999}',
+    ):
+        file.write_bytes(file.read_bytes() + odd + b"\n")
+    keep_result(tmp_path, lines[3])
+    assert sorted(map(str, read_results(tmp_path))) == sorted(map(str, lines))
+    assert len(file.read_bytes().splitlines()) == 4
     keep_result(tmp_path, {**lines[0], "x": 1})
     assert by_job(tmp_path)["a", 1]["x"] == 1
     assert len(file.read_bytes().splitlines()) == 4

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from meanbank.cli import main
+from meanbank.core.bundled import read_yaml
 from meanbank.memory import KVM, BlockWindow
 from meanbank.memory.budgets import PowerLaw
 from meanbank.model import MeanbankForCausalLM
@@ -108,7 +109,9 @@ WRONG = {
         }
     },
     "seed 7 of arm 'grows' is among the tuning_seeds, too": {"tuning_seeds": [0, 7]},
-    "seeds must be distinct numbers from 0 on, got [1, 1]": {"seeds": [1, 1]},
+    "seeds must be distinct numbers from 0 to 2^63 - 1, got [1, 1]": {"seeds": [1, 1]},
+    "seeds must be distinct numbers from 0 to 2^63 - 1, got [-1]": {"seeds": [-1]},
+    f"seeds must be distinct numbers from 0 to 2^63 - 1, got [{2**63}]": {"seeds": [2**63]},
     "the name of the arm '../up' must be of letters": {"group": {"arms": {"../up": FULL}}},
     "there is no arm": {"group": {"arms": {}}},
     "groups.recall.arms.a: expected a mapping of settings, got 3": {"group": {"arms": {"a": 3}}},
@@ -121,6 +124,17 @@ WRONG = {
             "one": {"arms": {"grows": FULL}},
             "two": {"arms": {"grows": FULL}},
         }
+    },
+    "claims.0: bpb(grows) is given by no evaluation of that arm; it has weights-for-tests": {
+        "claims": [{"claim": "bpb(grows) < 1"}]
+    },
+    "claims.1: weights-for-tests2@8(fixed) is given by no evaluation of that arm; it has": {
+        "claims": [{"claim": "weights-for-tests:a@8(grows) > 1"},
+                   {"claim": "weights-for-tests(grows) > weights-for-tests2@8(fixed)"}]
+    },
+    "there are two evaluations 'bpb'; give one a name": {
+        "group": {"evaluations": ["bpb"],
+                  "arms": {"grows": {"config": FULL, "evaluations": ["bpb"]}}}
     },
     "setting 'title' is required": {"title": None},
 }  # fmt: skip
@@ -140,6 +154,47 @@ def test_what_is_wrong_is_told_in_one_line(message, tmp_path, capsys):
     assert errors.startswith(f"meanbank: error: {file}: ")
     assert message in errors
     assert not out.exists()
+
+
+@pytest.mark.parametrize(
+    ("lines", "message"),
+    [
+        ("seeds: [1]\nseeds: [2]\n", "the key 'seeds' stands there twice"),
+        ("groups:\n  a: {arms: {x: a, 'x': b}}\n", "the key 'x' stands there twice"),
+        ("description: 2026-13-45\n", "month must be in 1..12"),
+        ("seeds:\t[1\n\t]: 2\n", "is not valid YAML"),
+        ("seeds: &s [*s]\n", "seeds.0 must be of type int, got [[...]]"),
+        ("groups: &g {a: *g}\n", "unknown setting in groups.a: 'a'"),
+        ("seeds: ['1']\n", "seeds.0 must be of type int, got '1'"),
+        ("groups:\n", "groups must be a mapping of names, got None"),
+        ("groups: {a: }\n", "groups.a: expected a mapping of settings, got None"),
+        ("groups: {1: {arms: {a: quick/full}}, '1': {arms: {b: quick/full}}}\n", "'1'"),
+    ],
+)  # fmt: skip
+def test_odd_yaml_is_told_in_one_line(lines, message, tmp_path, capsys):
+    file, out = tmp_path / "odd.yaml", tmp_path / "out"
+    file.write_text(f"title: Odd\n{lines}")
+    with pytest.raises(SystemExit) as stop:
+        main(["study", "run", str(file), "--out", str(out)])
+    errors = capsys.readouterr().err
+    assert (stop.value.code, errors.count("\n"), out.exists()) == (2, 1, False)
+    assert str(file) in errors
+    assert message in errors
+
+
+@pytest.mark.parametrize("name", ["", ".", "/", "none.yaml", "../quick"])
+def test_a_study_that_is_not_there(name, capsys):
+    with pytest.raises(SystemExit) as stop:
+        main(["study", "show", name])
+    errors = capsys.readouterr().err
+    assert (stop.value.code, errors.count("\n")) == (2, 1)
+    assert f"there is no study {name or repr(name)}; bundled ones are quick" in errors
+
+
+def test_keys_may_be_merged_and_changed(tmp_path):
+    file = tmp_path / "merged.yaml"
+    file.write_text("a: &a {x: 1, y: 2}\nb: {<<: *a, x: 3}\n")
+    assert read_yaml("file", file)["b"] == {"x": 3, "y": 2}
 
 
 def test_show_tells_what_a_study_costs(tmp_path, capsys):
