@@ -208,17 +208,19 @@ def evaluate(
         name = evaluation.title + evaluated.suffix
         records = evaluated.folder / f"{name}{RECORDS}"
         started = time.monotonic()
-        outcome = run_evaluation(evaluation, subject, records, evaluated.identity)
         device, dtype = str(subject.model.device), str(subject.model.dtype)
+        made_by = produced_by(
+            device=device, dtype=dtype.removeprefix("torch."), seed=evaluated.seed
+        )
+        code = f"{made_by['version']} {made_by['commit']}"  # others may measure otherwise
+        outcome = run_evaluation(evaluation, subject, records, f"{evaluated.identity} {code}")
         result = {
             "task": evaluation.tag,
             "name": evaluation.title,
             **evaluated.facts,
             "settings": to_plain(evaluation),
             "identity": evaluated.identity,
-            "produced_by": produced_by(
-                device=device, dtype=dtype.removeprefix("torch."), seed=evaluated.seed
-            ),
+            "produced_by": made_by,
             "bos_policy": subject.bos_policy,
             "prompt_hash": outcome.prompt_hash,
             "seconds": round(time.monotonic() - started, 3),
