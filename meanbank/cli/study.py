@@ -202,7 +202,7 @@ def _tell(outcome: Outcome, folder: Path) -> None:
         words += " (runs/ARM/seed-N.log has what they said)"
     if outcome.stopped is not None:
         words += "; stopped, go on with the same command"
-    console.print(words, markup=False, highlight=False)
+    console.print(words, markup=False, highlight=False, soft_wrap=True)
 
 
 def _console() -> Console:

@@ -81,7 +81,8 @@ def batches(samples: Sequence[Sample], size: int) -> Iterator[list[Sample]]:
 def read_records(log: Path) -> Iterator[Record]:
     """The records, with their `id`, that a finished evaluation has left in a file."""
     with log.open(encoding="utf-8") as file:
-        next(file)  # what they are of
+        if not next(file, None):  # what they are of
+            raise ValueError(f"{log} is empty")
         yield from map(json.loads, file)
 
 

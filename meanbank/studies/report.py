@@ -44,15 +44,23 @@ def report_study(folder: Path) -> Path:
 
 def run_scores(job: Job, result: Result | None) -> RunScores:
     """What a run scored by its line of results; nothing where it has none."""
-    scores, items = ({}, {}) if result is None else (result["scores"], items_of(job, result))
+    files = [] if result is None else [*records_of(job, result).values()]
+    if result is None or not all(path.is_file() for path in files):  # a lost one is made again
+        scores, items = {}, {}
+    else:
+        scores, items = result["scores"], items_of(job, result)
     return RunScores(arm=job.name, seed=job.seed, tuning=job.tuning, scores=scores, items=items)
+
+
+def records_of(job: Job, result: Result) -> dict[str, Path]:
+    """Files of records by evaluation."""
+    return {title: job.evaluations / f"{title}{RECORDS}" for title in result["evaluations"]}
 
 
 def items_of(job: Job, result: Result) -> dict[str, dict[str, float]]:
     """{score: {sample id: value}} of the scores that are means over samples."""
     found: dict[str, dict[str, float]] = {}
-    for title in result["evaluations"]:
-        path = job.evaluations / f"{title}{RECORDS}"
+    for path in records_of(job, result).values():
         try:
             for record in read_records(path):
                 for score, value in record.get("scores", {}).items():

@@ -92,7 +92,7 @@ def test_wrong_input_is_one_line(arguments, message, llama, tmp_path, capsys):
 
 def test_what_users_and_models_write_is_no_markup(capsys):
     text = "[/] [red]b[/red] \x1b[2J \ud800"
-    result = {"name": text, "results": {"samples": [{"prompt": text, "[/x]": 1}]}}
+    result = {"name": text, "costs": [], "results": {"samples": [{"prompt": text, "[/x]": 1}]}}
     print_result(result)
     Console().print(table(text, [text, "[/x]"], [(text, 1.5)]))
     shown = capsys.readouterr().out

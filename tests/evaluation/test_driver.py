@@ -111,7 +111,6 @@ def test_records_of_something_else_are_not_used(changed, subject, tmp_path):
 @pytest.mark.parametrize(
     "settings",
     [
-        {"type": "recall", "grid": [[16, 2], [16, 2]]},
         {"type": "memory", "contexts": [8, 8]},
         {"type": "serving", "contexts": [8, 8]},
     ],

@@ -103,7 +103,7 @@ def test_one_entry_for_each_distinct_memory():
     assert visibility(config(window | {"window": 5000}), layer=0)[0].forms.shape == (1024, 1024)
     with pytest.raises(ValueError, match="there is no layer 4: the model has 4"):
         visibility(plan, layer=4)
-    with pytest.raises(ValueError, match="tokens must be at least 1, got 0"):
+    with pytest.raises(ValueError, match="tokens must be from 1 to 4096, got 0"):
         visibility(plan, tokens=0)
 
 
