@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal
 
 import tyro
 
-from meanbank.cli.tables import table
+from meanbank.cli.tables import console, table
 
 
 def evaluate(
@@ -60,9 +60,7 @@ def evaluate(
 
 
 def print_result(result: dict[str, Any]) -> None:
-    """A table of one result."""
-    from rich.console import Console
-
+    """A table of one result, without what has parts of its own."""
     results = result["results"]
     rows = next((v for v in results.values() if isinstance(v, list) and v), None)
     if "at" in results:
@@ -70,8 +68,10 @@ def print_result(result: dict[str, Any]) -> None:
     rows = rows or [{k: v for k, v in results.items() if not isinstance(v, (list, dict))}]
     costs = {cost["tokens"]: cost for cost in result["costs"]}
     rows = [_with_cost(row, costs) for row in rows]
-    columns = [name.replace("_", " ") for name in rows[0]]
-    Console().print(table(result["name"], columns, [tuple(row.values()) for row in rows]))
+    names = {k: None for row in rows for k, v in row.items() if not isinstance(v, (list, dict))}
+    columns = [name.replace("_", " ") for name in names]
+    cells = [tuple(row.get(name) for name in names) for row in rows]
+    console().print(table(result["name"], columns, cells))
 
 
 def _with_cost(row: dict[str, Any], costs: dict[int, dict[str, Any]]) -> dict[str, Any]:

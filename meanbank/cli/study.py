@@ -8,11 +8,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import tyro
 
-from meanbank.cli.tables import table
+from meanbank.cli.tables import console, table
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from meanbank.studies.engine import Outcome
     from meanbank.studies.resolve import Arm
 
@@ -94,8 +92,8 @@ def show_study(study: Annotated[str, tyro.conf.Positional], /) -> int:
     """
     from meanbank.studies.resolve import load_study
 
-    resolved, console = load_study(study), _console()
-    console.print(f"{resolved.title}\n{resolved.description}".strip(), markup=False)
+    resolved, out = load_study(study), console()
+    out.print(f"{resolved.title}\n{resolved.description}".strip(), markup=False)
     jobs, tokens, flops = 0, 0, 0.0
     for group in resolved.groups.values():
         context = None if group.match is None else group.match.context
@@ -108,13 +106,13 @@ def show_study(study: Annotated[str, tyro.conf.Positional], /) -> int:
             rows.append((name, *costs, runs))
         length = "the training length" if context is None else f"{context:,} tokens"
         columns = ["arm", "parameters", "tokens", "FLOPs", f"bytes at {length}", "runs"]
-        console.print(table(group.label, columns, rows))
+        out.print(table(group.label, columns, rows))
         for name, arm in group.arms.items():
             if arm.matched is not None:
-                console.print(f"{name}: {_matched(arm)}", markup=False, highlight=False)
+                out.print(f"{name}: {_matched(arm)}", markup=False, highlight=False)
     claims = f", {len(resolved.claims)} claims" if resolved.claims else ""
     total = f"{jobs} runs in all, {tokens:,} training tokens, {flops:.3e} FLOPs{claims}"
-    console.print(total, highlight=False)
+    out.print(total, highlight=False)
     return 0
 
 
@@ -193,22 +191,13 @@ def _matched(arm: Arm) -> str:
 
 def _tell(outcome: Outcome, folder: Path) -> None:
     """What a study came to; its report has what failed, unless it was stopped before."""
-    console = _console()
+    out = console()
     if outcome.failed and outcome.stopped is not None:
         rows = [(f["arm"], f["seed"], f["message"]) for f in outcome.failed]
-        console.print(table("failed", ["arm", "seed", "what it said last"], rows))
+        out.print(table("failed", ["arm", "seed", "what it said last"], rows))
     words = f"{folder}: {outcome.finished} runs finished, {len(outcome.failed)} failed"
     if outcome.failed:
         words += " (runs/ARM/seed-N.log has what they said)"
     if outcome.stopped is not None:
         words += "; stopped, go on with the same command"
-    console.print(words, markup=False, highlight=False, soft_wrap=True)
-
-
-def _console() -> Console:
-    from rich.console import Console
-
-    console = Console()
-    if console.is_terminal:
-        return console
-    return Console(width=100)  # a pipe has no width of its own, and rich would take 80 columns
+    out.print(words, markup=False, highlight=False, soft_wrap=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
@@ -19,6 +20,15 @@ def table(title: str, columns: list[str], rows: list[tuple]) -> Table:
     for row in rows:
         table.add_row(*(plain(_cell(value)) for value in row))
     return table
+
+
+def console() -> Console:
+    """Standard output; what is no terminal has 100 columns."""
+    from rich.console import Console
+
+    found = Console()
+    # a pipe has no width of its own, and rich would take 80 columns
+    return found if found.is_terminal else Console(width=100)
 
 
 def plain(text: str) -> Text:

@@ -99,3 +99,15 @@ def test_what_users_and_models_write_is_no_markup(capsys):
     assert shown.count("[/] [red]b[/red]") == 5
     assert shown.count("[/x]") == 2
     assert "\x1b[2J" not in shown
+
+
+def test_a_table_has_every_rows_columns_and_nothing_nested(capsys):
+    rows = [{"length": 8, "found": 0.5, "parts": [1]}, {"length": 16, "more": 7, "parts": {"a": 1}}]
+    costs = [{"tokens": 8, "bytes": 1024, "prefill_tokens_per_second": 2.0}]
+    print_result({"name": "task", "costs": costs, "results": {"rows": rows}})
+    title, _, columns, _, first, second, _ = capsys.readouterr().out.splitlines()
+    assert title.strip() == "task"
+    words = [cell.strip() for cell in columns.strip("┃ ").split("┃")]
+    assert words == ["length", "found", "bytes held", "tokens/s", "more"]
+    cells = [[c.strip() for c in line.strip("│ ").split("│")] for line in (first, second)]
+    assert cells == [["8", "0.5", "1,024", "2", "-"], ["16", "-", "-", "-", "7"]]
