@@ -2,9 +2,14 @@
 
 A `StartValues` says how matrices start; modules with other needs fill their own parameters after
 that. Every function of `init` leaves a parameter alone that was loaded from a file.
+
+Each module draws random numbers of its own, by its name: with one seed, models that differ in a
+part start alike in all others, so that what is compared is that part.
 """
 
-from collections.abc import Sequence
+import contextlib
+import hashlib
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -30,33 +35,68 @@ def initialize_backbone(
     blocks: Sequence[Block],
     final_norm: nn.Module,
     shared_table: nn.Parameter | None,
+    seed: int,
 ) -> None:
     """Embedding, norms and blocks; tables last, from the final start values of the embedding."""
-    start.embedding(embedding.weight)
-    for part in (stem, *blocks, final_norm):
-        for module in part.modules():
+    draws = Draws(seed, embedding.weight.device)
+    with draws.of("embedding"):
+        start.embedding(embedding.weight)
+    layers = [(f"layers.{layer}", block) for layer, block in enumerate(blocks)]
+    for place, part in (("stem", stem), *layers, ("norm", final_norm)):
+        for name, module in part.named_modules():
             if isinstance(module, nn.Linear):
-                start.matrix(module.weight)
+                with draws.of(f"{place}.{name}"):
+                    start.matrix(module.weight)
             elif isinstance(module, (nn.LayerNorm, nn.GroupNorm)):
                 init.ones_(module.weight)
                 init.zeros_(module.bias)
-    stem.initialize()
-    for layer, block in enumerate(blocks):
+    with draws.of("stem"):
+        stem.initialize()
+    for layer, (place, block) in enumerate(layers):
         ratio = 1 - layer / len(blocks)
-        block.attention.initialize(ratio)
-        block.mlp.initialize(ratio)
-        start.output(block.attention.output_projection.weight)
-        start.output(block.mlp.down.weight)
-        start.mlp_up(block.mlp.up.weight)
-
-    def draw(*shape: int) -> Tensor:
-        weight = torch.empty(*shape, device=embedding.weight.device)
-        start.matrix(weight)
-        return weight
+        with draws.of(f"{place}.attention"):
+            block.attention.initialize(ratio)
+        with draws.of(f"{place}.mlp"):
+            block.mlp.initialize(ratio)
+            start.mlp_up(block.mlp.up.weight)
+            start.output(block.mlp.down.weight)
+        with draws.of(f"{place}.output"):
+            start.output(block.attention.output_projection.weight)
 
     def x0() -> Tensor:
         return stem.alone(embedding.weight)
 
     first = next((block for block in blocks if block.reads_shared_table), None)
-    for block in blocks:
+    for place, block in layers:
+
+        def draw(*shape: int, of: str = f"{place}.attention.values.projection") -> Tensor:
+            weight = torch.empty(*shape, device=embedding.weight.device)
+            with draws.of(of):  # those of the projection in whose place the table is
+                start.matrix(weight)
+            return weight
+
         block.initialize_table(x0, draw, shared_table if block is first else None)
+
+
+class Draws:
+    """Random numbers by name."""
+
+    def __init__(self, seed: int, device: torch.device) -> None:
+        self._seed = seed
+        self._cuda = [device] if device.type == "cuda" else []
+
+    @contextlib.contextmanager
+    def of(self, name: str) -> Iterator[None]:
+        """Within it, what is drawn depends on seed and name alone; outside nothing changes.
+
+        The contextual part of a mixture is the projection that the layer would have without it.
+        """
+        name = name.replace(".values.contextual.", ".values.")
+        digest = hashlib.sha256(f"{self._seed} {name}".encode()).digest()
+        seed = int.from_bytes(digest[:8], "little") >> 1
+        with torch.random.fork_rng(self._cuda):
+            torch.default_generator.manual_seed(seed)
+            for device in self._cuda:
+                with torch.cuda.device(device):
+                    torch.cuda.manual_seed(seed)
+            yield

@@ -28,7 +28,7 @@ from meanbank.model.bank_storage import (
 from meanbank.model.block import make_blocks
 from meanbank.model.cache import MeanbankCache
 from meanbank.model.config import MeanbankConfig
-from meanbank.model.initialization import PLAIN, initialize_backbone
+from meanbank.model.initialization import PLAIN, Draws, initialize_backbone
 from meanbank.model.inputs import (
     check_cache,
     check_documents,
@@ -53,6 +53,11 @@ class MeanbankPreTrainedModel(PreTrainedModel):
     base_model_prefix = "model"
     supports_gradient_checkpointing = True
     _no_split_modules = ["Block"]
+
+    def __init__(self, config: MeanbankConfig) -> None:
+        super().__init__(config)
+        # of start values: drawn before any part is made, so that it does not depend on the parts
+        self._start_seed = int(torch.randint(2**62, (), device="cpu"))
 
     @classmethod
     def from_pretrained(
@@ -131,11 +136,13 @@ class MeanbankPreTrainedModel(PreTrainedModel):
                 backbone.layers,
                 backbone.norm,
                 backbone.shared_table,
+                backbone._start_seed,
             )
             backbone._is_hf_initialized = True
         if self is not backbone:
             head: Any = self.get_output_embeddings()
-            start.head(head.weight)
+            with Draws(self._start_seed, head.weight.device).of("head"):
+                start.head(head.weight)
 
     def _start_values(self) -> StartValues:
         plain = self.config.initialization == "plain"

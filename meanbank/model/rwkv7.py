@@ -263,13 +263,13 @@ class TimeMix(Mixer):
         self.decay.initialize(-5.5 + 6 * i ** (1 + depth**0.3) + 2.5 * zigzag)
         self.rate.initialize(-0.19 + 0.3 * zigzag + 0.4 * ramp)
         self.gate.initialize()
-        self.values.initialize(ratio)
         init.copy_(self.removal, (0.71 - 0.1 * ramp).to(self.removal))
         init.constant_(self.replacement, 1.02)
         init.constant_(self.bonus, -0.04)
         init.orthogonal_(self.receptance.weight)
         init.orthogonal_(self.key.weight, gain=0.1)
         self._initialize_value_projection()
+        self.values.initialize(ratio)
         share = (1 + self.place.layer) / self.place.num_layers
         init.constant_(self.norm.weight, share**0.7)
 

@@ -71,6 +71,50 @@ def test_a_bank_starts_as_the_projection_of_each_token_alone():
     assert not any("projection" in name for name, _ in block.attention.values.named_parameters())
 
 
+@pytest.mark.parametrize("backbone", ["gptalpha2", "nanochat"])
+@pytest.mark.parametrize(
+    "part",
+    [
+        {"values": {"type": "bank"}},
+        {"values": {"type": "bank", "table": "shared"}},
+        {"values": {"type": "gated_additive"}},
+        {"values": {"type": "mixed", "other": {"type": "bank"}}},
+        {"values": {"type": "initial_embedding"}},
+        {"memory": {"type": "kvm", "chunk_size": 8}},
+        {"memory": {"type": "rwkv7"}},
+    ],
+    ids=str,
+)
+def test_models_that_differ_in_a_part_start_alike_in_all_others(backbone, part):
+    full = {"memory": {"type": "full"}}
+    plain = small(backbone=backbone, plan=[full])
+    other = small(backbone=backbone, plan=[full, {"where": [1], **part}])
+    ours, theirs = dict(plain.named_parameters()), dict(other.named_parameters())
+    same = {name for name in ours if name in theirs and not name.startswith("model.layers.1.")}
+    assert len(same) > 8
+    if "rwkv7" not in str(part):  # which has start values of its own
+        same |= {name for name in ours if name in theirs}
+    assert [name for name in same if not torch.equal(ours[name], theirs[name])] == []
+
+
+@pytest.mark.parametrize("backbone", ["gptalpha2", "nanochat"])
+def test_a_bank_takes_the_place_of_the_projection_that_would_be_there(backbone):
+    full = {"memory": {"type": "full"}}
+    plain = small(backbone=backbone, plan=[full])
+    banked = small(backbone=backbone, plan=[full, {"where": [1], "values": {"type": "bank"}}])
+    block = plain.model.layers[1]
+    inputs = block.attention_norm(plain.model.stem.alone(plain.model.embedding.weight))
+    expected = inputs @ block.attention.values.projection.weight.T
+    torch.testing.assert_close(banked.model.layers[1].attention.values.table, expected)
+
+
+def test_two_models_in_a_row_start_differently():
+    first, second = (MeanbankForCausalLM(small().config) for _ in range(2))
+    assert torch.equal(first.lm_head.weight, second.lm_head.weight)  # each after the same seed
+    third = MeanbankForCausalLM(first.config)
+    assert not torch.equal(second.lm_head.weight, third.lm_head.weight)
+
+
 def test_places():
     assert layers_at("last_third", 12) == [8, 9, 10, 11]
     assert layers_at("last_third", 4) == [2, 3]
