@@ -3,6 +3,7 @@
 from meanbank.evaluation.base import Evaluation, Record, Sample, Subject
 from meanbank.evaluation.bigram import BigramBits
 from meanbank.evaluation.bpb import BitsPerByte
+from meanbank.evaluation.changed import Changed
 from meanbank.evaluation.core_tasks import Core
 from meanbank.evaluation.driver import Outcome, run_evaluation
 from meanbank.evaluation.harness_tasks import Harness
@@ -19,6 +20,7 @@ from meanbank.evaluation.text_sample import TextSample
 __all__ = [
     "BigramBits",
     "BitsPerByte",
+    "Changed",
     "Core",
     "Evaluation",
     "Harness",
