@@ -12,6 +12,7 @@ from meanbank.evaluation.memory_statistics import MemoryStatistics
 from meanbank.evaluation.mqar import Mqar
 from meanbank.evaluation.parts import Parts
 from meanbank.evaluation.position_loss import PositionLoss
+from meanbank.evaluation.position_probe import PositionProbe
 from meanbank.evaluation.recall import Recall
 from meanbank.evaluation.ruler import Ruler
 from meanbank.evaluation.serving import Serving
@@ -30,6 +31,7 @@ __all__ = [
     "Outcome",
     "Parts",
     "PositionLoss",
+    "PositionProbe",
     "Recall",
     "Record",
     "Ruler",

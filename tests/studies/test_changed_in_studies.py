@@ -52,14 +52,21 @@ def test_an_arm_changed_to_another_budget(tmp_path):
 
 def test_full_attention_with_kvm_at_inference_alone(tmp_path):
     change = {"type": "changed", "name": "posthoc", "memory": POSTHOC, "evaluation": RECALL}
-    file, out = study_file(tmp_path, group=group(change, arms=["recall_full"])), tmp_path / "out"
+    probe = {"type": "position-probe", "count": 4}
+    kept = {**POSTHOC, "stored_rotary": "kept"}
+    leak = {"type": "changed", "name": "leak", "memory": kept, "evaluation": probe}
+    file = study_file(tmp_path, group=group(change, leak, arms=["recall_full"]))
+    out = tmp_path / "out"
     assert run(file, out).exit_code == 0
     result = by_job(out)["full", 7]
     told = json.loads((out / result["evaluations"]["posthoc"]).read_text())
     norm = "model.layers.0.attention.memory.norm"
     names = [f"{norm}.weight", f"{norm}.bias"]
     assert told["results"]["change"] == {"layers": [0], "new": names, "dropped": []}
-    assert set(result["scores"]) == {"recall@32/4", "posthoc@32/4"}
+    probes = {f"leak:0.{name}" for name in ("read", "rotary", "content", "shuffled")}
+    assert set(result["scores"]) == {"recall@32/4", "posthoc@32/4"} | probes
+    assert report_study(out).is_file()
+    assert "Scores: leak" in [table.title for table in study_tables_of(load_report(out))]
 
 
 @pytest.mark.parametrize(
