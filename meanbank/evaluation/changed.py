@@ -81,6 +81,10 @@ class Changed(Evaluation, tag="changed"):
                 found[layer] = self.memory
             elif any(field.name == "budget" for field in dataclasses.fields(memory)):
                 found[layer] = dataclasses.replace(memory, budget=self.budget)
+            elif not isinstance(self.where, str):
+                raise ValueError(
+                    f"layer {layer} has no budget to change: its memory is {memory.tag}"
+                )
         if not found:
             what = "softmax attention" if self.budget is None else "a memory with a budget"
             raise ValueError(f"no layer at {self.where!r} has {what}: nothing would be changed")

@@ -86,6 +86,9 @@ def test_layers_are_chosen_as_in_a_plan():
         run_evaluation(named, of)
     with pytest.raises(ValueError, match="unknown place 'first_half'"):
         run_evaluation(dataclasses.replace(change, where="first_half"), of)
+    budget = Changed(evaluation=RECALL, budget=Fixed(), where=(1, 0))
+    with pytest.raises(ValueError, match="layer 0 has no budget to change: its memory is rwkv7"):
+        run_evaluation(budget, of)
 
 
 def test_settings_are_data():
