@@ -33,7 +33,9 @@ def evaluate(
             On made-up tasks: recall and mqar, associative recall by length and pairs; ruler,
             thirteen tasks on long contexts. On data sets: core, the 21 tasks of DCLM; harness,
             tasks of lm_eval. Of the memory: memory, bytes against context; memory-statistics, how
-            rows are used; serving, tokens a second and bytes held. To look at: samples.
+            rows are used; position-probe, how much position stored keys tell; serving, tokens a
+            second and bytes held. With other memories than in training: changed, which does another
+            evaluation (changed.budget.type=fixed changed.evaluation.type=bpb). To look at: samples.
         set: settings TASK.SETTING=VALUE, such as bpb.max_tokens=100000 recall.sequences=64.
         data: texts, a source as for training (data.source), in place of the run's own; the
             held-out documents of it are read.

@@ -3,6 +3,7 @@
 from meanbank.evaluation.base import Evaluation, Record, Sample, Subject
 from meanbank.evaluation.bigram import BigramBits
 from meanbank.evaluation.bpb import BitsPerByte
+from meanbank.evaluation.changed import Changed
 from meanbank.evaluation.core_tasks import Core
 from meanbank.evaluation.driver import Outcome, run_evaluation
 from meanbank.evaluation.harness_tasks import Harness
@@ -11,6 +12,7 @@ from meanbank.evaluation.memory_statistics import MemoryStatistics
 from meanbank.evaluation.mqar import Mqar
 from meanbank.evaluation.parts import Parts
 from meanbank.evaluation.position_loss import PositionLoss
+from meanbank.evaluation.position_probe import PositionProbe
 from meanbank.evaluation.recall import Recall
 from meanbank.evaluation.ruler import Ruler
 from meanbank.evaluation.serving import Serving
@@ -19,6 +21,7 @@ from meanbank.evaluation.text_sample import TextSample
 __all__ = [
     "BigramBits",
     "BitsPerByte",
+    "Changed",
     "Core",
     "Evaluation",
     "Harness",
@@ -28,6 +31,7 @@ __all__ = [
     "Outcome",
     "Parts",
     "PositionLoss",
+    "PositionProbe",
     "Recall",
     "Record",
     "Ruler",

@@ -6,8 +6,8 @@ import functools
 import hashlib
 import math
 import statistics
-from collections.abc import Callable, Sequence
-from typing import Any, ClassVar
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 from tokenizers import Tokenizer
@@ -31,6 +31,7 @@ class Subject:
     isolated: whether documents of a window were kept apart in training.
     recall: the task it was trained on, for models of the recall source.
     prefix: token ids in front of every text, such as a begin-of-text token.
+    change: what an evaluation has changed in the model, for its results.
     """
 
     name: str
@@ -41,6 +42,7 @@ class Subject:
     isolated: bool = False
     recall: RecallConfig | None = None
     prefix: tuple[int, ...] = ()
+    change: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
     @functools.cached_property
     def corpus(self) -> Corpus:
@@ -95,8 +97,6 @@ class Evaluation(Tagged, kind="evaluation"):
     name: of its result file and its scores; the tag where None.
     """
 
-    alone: ClassVar[bool] = False  # it measures time: nothing else should run beside it
-
     name: str | None = None
 
     @property
@@ -108,6 +108,15 @@ class Evaluation(Tagged, kind="evaluation"):
     def batch(self) -> int:
         """Samples that `measure` is given at once, at most."""
         return 1
+
+    @property
+    def alone(self) -> bool:
+        """Whether it measures time, so that nothing else should run beside it."""
+        return False
+
+    def prepared(self, subject: Subject) -> Subject:
+        """What is measured in the subject's place: `samples` and all that follow are given that."""
+        return subject
 
     @abc.abstractmethod
     def samples(self, subject: Subject) -> Sequence[Sample]:

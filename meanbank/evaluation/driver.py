@@ -16,12 +16,17 @@ from meanbank.evaluation.base import Evaluation, Record, Sample, Subject, prompt
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """What an evaluation gave. prompt_hash: of the prompts of all records, None without any."""
+    """What an evaluation gave.
+
+    prompt_hash: of the prompts of all records, None without any. subject: what was measured, as
+    the evaluation had prepared it.
+    """
 
     results: dict[str, Any]
     scores: dict[str, float]
     records: list[Record]
     prompt_hash: str | None
+    subject: Subject = dataclasses.field(repr=False, compare=False)
 
 
 def run_evaluation(
@@ -34,6 +39,7 @@ def run_evaluation(
     `identity` (whatever tells the subject's weights and data).
     """
     subject.model.eval()
+    subject = evaluation.prepared(subject)
     samples = all_samples(evaluation, subject)
     kept = RecordLog(log, {"settings": to_plain(evaluation), "identity": identity})
     with kept:
@@ -54,11 +60,13 @@ def run_evaluation(
         scores=evaluation.scores(results),
         records=records,
         prompt_hash=prompt_hash(" ".join(prompts)) if prompts else None,
+        subject=subject,
     )
 
 
 def all_samples(evaluation: Evaluation, subject: Subject) -> list[Sample]:
-    """What will be measured; ValueError where the evaluation does not fit or has one twice."""
+    """What will be measured of a prepared subject; ValueError where the evaluation does not fit or
+    has one twice."""
     samples = list(evaluation.samples(subject))
     twice = [id for id, count in Counter(each.id for each in samples).items() if count > 1]
     if twice:

@@ -2,62 +2,40 @@
 
 import dataclasses
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from meanbank.core.config import check_least
-from meanbank.data import recall_batch
-from meanbank.evaluation.base import Evaluation, Record, Sample, Subject, prompt_hash
+from meanbank.evaluation.base import Record, Sample, Subject, prompt_hash
+from meanbank.evaluation.sequences import Sequences
 from meanbank.memory.operator import OperatorMemory, OperatorState, unmarked
-from meanbank.model import MeanbankForCausalLM
+from meanbank.model import MeanbankCache, MeanbankForCausalLM
 
 PIECE = 1024  # tokens that are read at a time, and whose updates are looked at together
-SEED = 1_000_000  # of recall sequences, far from those of training
 SCORES = ("rows", "append_similarity", "merge_similarity", "dead_rows", "effective_rows")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class MemoryStatistics(Evaluation, tag="memory-statistics"):
+class MemoryStatistics(Sequences, tag="memory-statistics"):
     """What the rows of each layer hold after a document, means over heads and documents.
 
-    count: held-out documents (recall: sequences). sequence_length: tokens that are read of each;
-    by default those of a training sequence. pairs: recall: of a sequence; by default as in training
-    last.
+    Settings as of `Sequences`.
     """
-
-    count: int = 8
-    sequence_length: int | None = None
-    pairs: int | None = None
-
-    def __post_init__(self) -> None:
-        check_least(self, 1, "count", "sequence_length", "pairs")
 
     def samples(self, subject: Subject) -> Sequence[Sample]:
         if not memories_of(subject.model):
             raise ValueError(f"no layer of {subject.name} has compressed rows")
-        length = self._length(subject)
-        if subject.recall is not None:
-            numbers: Iterable[int] = range(self.count)
-        else:
-            held_out = subject.corpus.held_out
-            numbers = held_out.documents_at_least(length)[: self.count]
-            if not len(numbers):
-                raise ValueError(
-                    f"no held-out document has {length} tokens, the longest has "
-                    f"{max(held_out.lengths)}; give a smaller sequence_length"
-                )
-        return [Sample(id=str(int(n)), content=int(n), size=length) for n in numbers]
+        length = self.length(subject)
+        return [Sample(id=str(n), content=n, size=length) for n in self.numbers(subject)]
 
     def measure(self, subject: Subject, samples: Sequence[Sample]) -> list[Record]:
         model: Any = subject.model
         records = []
         for sample in samples:
-            tokens = self._tokens(subject, sample.content)
+            tokens = self.tokens(subject, sample.content)
             layers = layer_statistics(model, tokens)
             records.append({"prompt": prompt_hash(tokens), "layers": layers})
         return records
@@ -72,7 +50,7 @@ class MemoryStatistics(Evaluation, tag="memory-statistics"):
             layers.append(names | means | _learned(model, first["layer"]))
         return {
             "documents": len(records),
-            "length": self._length(subject),
+            "length": self.length(subject),
             "layers": layers,
             "mean": {name: _mean(layer[name] for layer in layers) for name in SCORES},
         }
@@ -83,23 +61,6 @@ class MemoryStatistics(Evaluation, tag="memory-statistics"):
             for name, value in results["mean"].items()
             if value is not None
         }
-
-    def _length(self, subject: Subject) -> int:
-        if self.sequence_length is not None:
-            return self.sequence_length
-        if subject.recall is not None:
-            return subject.recall.curriculum[-1].length
-        return subject.known_training_length("sequence_length")
-
-    def _tokens(self, subject: Subject, number: int) -> Tensor:
-        """Of one document or sequence: (T,)."""
-        length, config = self._length(subject), subject.recall
-        if config is None:
-            tokens = subject.corpus.held_out.document(number)[:length]
-            return torch.from_numpy(tokens.astype(np.int64))
-        pairs = config.curriculum[-1].pairs[-1] if self.pairs is None else self.pairs
-        generator = torch.Generator().manual_seed(SEED + number)
-        return recall_batch(generator, 1, length, pairs, config).input_ids[0]
 
 
 def memories_of(model: nn.Module) -> dict[int, OperatorMemory]:
@@ -117,6 +78,27 @@ def memories_of(model: nn.Module) -> dict[int, OperatorMemory]:
 
 
 @torch.inference_mode()
+def blocks_that_leave(
+    model: MeanbankForCausalLM, tokens: Tensor, cache: MeanbankCache
+) -> Iterator[tuple[int, OperatorState, OperatorState]]:
+    """Reads one sequence of tokens (T,) into an empty cache and tells what leaves each window.
+
+    Gives, for every block of every layer that has compressed rows: the layer, a later state, and
+    the state just before the block left, as in `OperatorState.past`.
+    """
+    cache.activate_past_recording(PIECE)
+    for start in range(0, len(tokens), PIECE):
+        piece = tokens[None, start : start + PIECE].to(model.device)
+        model.model(input_ids=piece, cache=cache)
+        for number in memories_of(model):
+            state: Any = cache.layers[number].state
+            after: OperatorState = state.attention.memory
+            for before in after.past:
+                if before.memory.seen >= start:
+                    yield number, after, before
+
+
+@torch.inference_mode()
 def layer_statistics(model: MeanbankForCausalLM, tokens: Tensor) -> list[dict[str, Any]]:
     """What the rows of each layer hold after one sequence of tokens (T,), means over heads.
 
@@ -129,16 +111,9 @@ def layer_statistics(model: MeanbankForCausalLM, tokens: Tensor) -> list[dict[st
     """
     memories, cache = memories_of(model), model.model.new_cache()
     cache.activate_provenance()
-    cache.activate_past_recording(PIECE)
     found: dict[int, list[tuple[Tensor, Tensor]]] = {number: [] for number in memories}
-    for start in range(0, len(tokens), PIECE):
-        piece = tokens[None, start : start + PIECE].to(model.device)
-        model.model(input_ids=piece, cache=cache)
-        for number, memory in memories.items():
-            state: Any = cache.layers[number].state
-            held: OperatorState = state.attention.memory
-            new = [before for before in held.past if before.memory.seen >= start]
-            found[number] += [similarities(memory, held, before) for before in new]
+    for number, after, before in blocks_that_leave(model, tokens, cache):
+        found[number].append(similarities(memories[number], after, before))
     described = cache.describe().layers
     layers = []
     for number in memories:

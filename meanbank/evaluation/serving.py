@@ -4,7 +4,7 @@ import dataclasses
 import statistics
 import time
 from collections.abc import Sequence
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -28,8 +28,6 @@ class Serving(Evaluation, tag="serving"):
     none. 8 more steps go before.
     """
 
-    alone: ClassVar[bool] = True
-
     contexts: tuple[int, ...] = (8192,)
     tokens: int = 64
     seed: int = 0
@@ -37,6 +35,10 @@ class Serving(Evaluation, tag="serving"):
     def __post_init__(self) -> None:
         check_least(self, 1, "contexts", "tokens")
         check_seed(self.seed)
+
+    @property
+    def alone(self) -> bool:
+        return True
 
     def samples(self, subject: Subject) -> list[Sample]:
         return [

@@ -108,7 +108,7 @@ def check_evaluations_fit(jobs: Sequence[Job]) -> None:
         subject = dataclasses.replace(subject_of(arm.config, model, corpus), name=f"arm {name}")
         for evaluation in arm.evaluations:
             try:
-                all_samples(evaluation, subject)
+                all_samples(evaluation, evaluation.prepared(subject))
             except ValueError as error:
                 raise ValueError(
                     f"{evaluation.title} does not fit arm {name}: {one_line(error)}"

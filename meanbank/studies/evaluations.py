@@ -224,7 +224,10 @@ def evaluate(
             "bos_policy": subject.bos_policy,
             "prompt_hash": outcome.prompt_hash,
             "seconds": round(time.monotonic() - started, 3),
-            "costs": [cost_at(subject.model, n) for n in evaluation.prompt_lengths(subject)],
+            "costs": [
+                cost_at(outcome.subject.model, length)
+                for length in evaluation.prompt_lengths(outcome.subject)
+            ],
             "scores": outcome.scores,
             "results": outcome.results,
         }
