@@ -141,6 +141,7 @@ def _job(folder: Path, arm: str, seed: int, line: dict[str, Any]) -> Job:
         scores=_numbers(line.get("scores")),
         evaluations={one.title: one for one in found if one is not None},
         produced_by=as_object(line.get("produced_by")),
+        model=as_object(line.get("model")),
         run=read_object(run / "run.json") if _inside(folder, run) else {},
         steps=_steps(run / "metrics.jsonl") if _inside(folder, run) else (),
     )

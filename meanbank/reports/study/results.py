@@ -31,7 +31,10 @@ class Evaluation:
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
-    """One arm trained with one seed, and what was measured on it; `run` is its `run.json`."""
+    """One arm with one seed, and what was measured on it; `run` is its `run.json`.
+
+    model: of one that was not trained here, where it is from and what tells it from others.
+    """
 
     seed: int
     overrides: Any = None
@@ -44,6 +47,7 @@ class Job:
     scores: Mapping[str, float] = field(default_factory=dict)
     evaluations: Mapping[str, Evaluation] = field(default_factory=dict)
     produced_by: Mapping[str, Any] = field(default_factory=dict)
+    model: Mapping[str, Any] = field(default_factory=dict)
     run: Mapping[str, Any] = field(default_factory=dict)
     steps: tuple[Step, ...] = ()
 
@@ -65,6 +69,11 @@ class Arm:
     def evaluations(self, title: str) -> list[tuple[int, Evaluation]]:
         """(seed, evaluation) of every seed that was evaluated so."""
         return [(job.seed, job.evaluations[title]) for job in self.jobs if title in job.evaluations]
+
+    @property
+    def is_trained_here(self) -> bool:
+        """Whether it is anything else than a model that existed before."""
+        return not any(job.model for job in self.jobs)
 
     def values(self, score: str) -> dict[int, float]:
         """A score by seed."""
@@ -162,6 +171,11 @@ class Study:
     claims: tuple[Claim, ...]
     rule: str
     absent: tuple[Absent, ...]
+
+    @property
+    def has_seeds(self) -> bool:
+        """Whether anything is trained here: models that existed before have no seeds."""
+        return any(arm.is_trained_here for group in self.groups for arm in group.arms)
 
     @property
     def jobs(self) -> list[Job]:
