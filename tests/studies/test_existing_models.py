@@ -76,6 +76,9 @@ def test_a_model_is_evaluated_once_and_as_it_is(llama, corpus, tmp_path):
     (group,) = load_results(out).groups
     assert [arm.is_trained_here for arm in group.arms] == [True, False]
     assert not load_results(out).absent
+    (out / "results.jsonl").unlink()
+    (group,) = load_results(out).groups
+    assert [arm.is_trained_here for arm in group.arms] == [True, False]
 
 
 def test_a_study_of_models_alone_is_reported(llama, corpus, tmp_path, capsys):

@@ -112,9 +112,11 @@ def _arm(
     labels = [_said(line.get("label")) for line in lines]
     label = _said(plan.get("label")) or next((one for one in labels if one), "") or name
     counted, tuning = (tuple(found[seed] for seed in sorted(found)) for found in jobs.values())
+    settings = as_object(plan.get("config"))
     return Arm(
         name=name,
         label=label,
+        is_trained_here=not settings or "training" in settings,
         config=_said(plan.get("config_name")),
         seeds=_seeds(plan.get("seeds")) or seeds,
         jobs=counted,

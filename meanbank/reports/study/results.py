@@ -56,12 +56,14 @@ class Job:
 class Arm:
     """One kind of model with a job a seed, in order of seeds; tuning jobs apart.
 
-    config: the configuration's name. seeds: those that it was to have jobs of.
+    config: the configuration's name, or the model's where the arm is one that existed before
+    (is_trained_here is false). seeds: those that it was to have jobs of.
     """
 
     name: str
     label: str
     config: str = ""
+    is_trained_here: bool = True
     seeds: tuple[int, ...] = ()
     jobs: tuple[Job, ...] = ()
     tuning: tuple[Job, ...] = ()
@@ -69,11 +71,6 @@ class Arm:
     def evaluations(self, title: str) -> list[tuple[int, Evaluation]]:
         """(seed, evaluation) of every seed that was evaluated so."""
         return [(job.seed, job.evaluations[title]) for job in self.jobs if title in job.evaluations]
-
-    @property
-    def is_trained_here(self) -> bool:
-        """Whether it is anything else than a model that existed before."""
-        return not any(job.model for job in self.jobs)
 
     def values(self, score: str) -> dict[int, float]:
         """A score by seed."""
