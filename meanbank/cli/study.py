@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import tyro
 
 from meanbank.cli.tables import console, table
+from meanbank.cli.train import Overrides
 
 if TYPE_CHECKING:
     from meanbank.studies.engine import Outcome
@@ -23,6 +24,7 @@ Parameters = Annotated[
 def run_study(
     study: Annotated[str, tyro.conf.Positional],
     /,
+    set: Overrides = (),
     out: Path | None = None,
     jobs: int | None = None,
     only: Arms = "",
@@ -36,6 +38,8 @@ def run_study(
 
     Args:
         study: a study file, or the name of a bundled one such as quick.
+        set: change one setting of the file, for example seeds=[1,2] or
+            groups.GROUP.arms.ARM.model.name=FOLDER; takes several, and may be repeated.
         out: folder of the study; default runs/NAME-OF-STUDY.
         jobs: processes at a time; default one for each core, at most 4.
         only: these arms alone.
@@ -48,7 +52,7 @@ def run_study(
     from meanbank.studies.launch import Processes, Slurm
     from meanbank.studies.resolve import load_study
 
-    resolved = load_study(study)
+    resolved = load_study(study, [override for group in set for override in group])
     folder = out or Path("runs") / resolved.name
     if slurm and jobs is not None:
         raise ValueError("--jobs is of processes here: with --slurm, give array_parallelism=N")
@@ -84,25 +88,27 @@ def report(folder: Annotated[Path, tyro.conf.Positional], /, page: Path | None =
     return 0
 
 
-def show_study(study: Annotated[str, tyro.conf.Positional], /) -> int:
+def show_study(study: Annotated[str, tyro.conf.Positional], /, set: Overrides = ()) -> int:
     """Tell what a study would run and what that costs, and check all of it; trains nothing.
 
     Args:
         study: a study file, or the name of a bundled one such as quick.
+        set: change one setting of the file, as for `meanbank study run`.
     """
     from meanbank.studies.resolve import load_study
 
-    resolved, out = load_study(study), console()
+    resolved = load_study(study, [override for group in set for override in group])
+    out = console()
     out.print(f"{resolved.title}\n{resolved.description}".strip(), markup=False)
     jobs, tokens, flops = 0, 0, 0.0
     for group in resolved.groups.values():
         context = None if group.match is None else group.match.context
         rows = []
         for name, arm in group.arms.items():
-            runs = len(arm.seeds) + len(resolved.tuning_seeds)
+            runs = len(arm.seeds) + (len(resolved.tuning_seeds) if arm.is_trained_here else 0)
             costs = _costs(arm, context)
-            jobs, tokens = jobs + runs, tokens + runs * costs[1]
-            flops += runs * costs[2]
+            jobs, tokens = jobs + runs, tokens + runs * (costs[1] or 0)
+            flops += runs * (costs[2] or 0)
             rows.append((name, *costs, runs))
         length = "the training length" if context is None else f"{context:,} tokens"
         columns = ["arm", "parameters", "tokens", "FLOPs", f"bytes at {length}", "runs"]
@@ -162,8 +168,14 @@ def _parameters(pairs: list[str]) -> dict[str, object]:
     return {key.removeprefix("slurm_"): yaml.safe_load(value) for key, _, value in split}
 
 
-def _costs(arm: Arm, context: int | None) -> tuple[int, int, float, int]:
-    """Parameters, training tokens and FLOPs, and bytes of one sequence of `context` tokens."""
+def _costs(
+    arm: Arm, context: int | None
+) -> tuple[int | None, int | None, float | None, int | None]:
+    """Parameters, training tokens and FLOPs, and bytes of one sequence of `context` tokens.
+
+    None of a model that exists: it may not be there yet, and nothing is trained.
+    """
+    from meanbank.studies.spec import ExistingModel
     from meanbank.training.matching import memory_nbytes, num_parameters
     from meanbank.training.planning import (
         batch_shape,
@@ -173,6 +185,8 @@ def _costs(arm: Arm, context: int | None) -> tuple[int, int, float, int]:
     )
 
     config = arm.config
+    if isinstance(config, ExistingModel):
+        return None, None, None, None
     return (
         num_parameters(config),
         training_tokens(config),

@@ -5,7 +5,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from meanbank.studies.statistics import Interval, Items, holm, item_interval
+from meanbank.studies.statistics import Interval, holm, item_interval
 from meanbank.studies.verdicts import LEVEL, RunScores
 
 HIGHER, LOWER, EVEN = "higher", "lower", "undecided"
@@ -60,7 +60,8 @@ def compare_arms(
 ) -> list[Comparison]:
     """Compare the items of every score that both arms have, in the order of the first one's.
 
-    Tuning seeds do not count, nor do items that are not all numbers. Raises ValueError where the
+    Tuning seeds do not count, nor do items that are not all numbers. A model that exists is
+    compared with every seed of the other arm. Raises ValueError where the
     arms have different items of a score.
     """
     found = []
@@ -82,15 +83,20 @@ def _differences(
     runs: Sequence[RunScores], first: str, second: str, score: str
 ) -> tuple[tuple[int, ...], list[float]]:
     """The seeds that both arms have, and first less second by item, a mean over these seeds."""
-    items = {
-        (run.arm, run.seed): run.items[score]
-        for run in runs
-        if run.arm in (first, second) and not run.tuning and _are_numbers(run.items.get(score, {}))
+    left, right = (
+        [run for run in runs if run.arm == arm and not run.tuning and _has_numbers(run, score)]
+        for arm in (first, second)
+    )
+    pairs = {
+        (one.seed if other.existing else other.seed): (one.items[score], other.items[score])
+        for one in left
+        for other in right
+        if one.existing or other.existing or one.seed == other.seed
     }
-    seeds = tuple(sorted(seed for arm, seed in items if arm == first and (second, seed) in items))
+    seeds = tuple(sorted(pairs))
     by_id: dict[str, list[float]] = {}
     for seed in seeds:
-        high, low = items[first, seed], items[second, seed]
+        high, low = pairs[seed]
         if high.keys() != low.keys():
             raise ValueError(
                 f"{first} and {second} have different items of {score} at seed {seed}; "
@@ -101,7 +107,8 @@ def _differences(
     return seeds, [sum(values) / len(values) for values in by_id.values()]
 
 
-def _are_numbers(items: Items) -> bool:
+def _has_numbers(run: RunScores, score: str) -> bool:
+    items = run.items.get(score, {})
     return bool(items) and all(map(math.isfinite, items.values()))
 
 

@@ -17,14 +17,12 @@ from meanbank.core.config import choose, to_plain
 from meanbank.core.errors import one_line
 from meanbank.core.files import locked, write_json
 from meanbank.core.progress import Report, progress
-from meanbank.data import prepare_corpus
+from meanbank.data import Corpus, DataConfig, prepare_corpus
 from meanbank.evaluation.driver import all_samples
 from meanbank.studies.job import Job, clear, jobs_of, replaced, write_failure
 from meanbank.studies.launch import Handle, Launcher
 from meanbank.studies.resolve import STUDY, Study, write_study
 from meanbank.studies.results import drop_results, keep_result, read_results
-from meanbank.training.planning import model_of, training_flops
-from meanbank.training.run import CONFIG, check_resumable, subject_of
 from meanbank.training.signals import StopSignals
 
 CLAIMS, LOCK = "claims.json", ".lock"
@@ -96,17 +94,20 @@ def check_evaluations_fit(jobs: Sequence[Job]) -> None:
     """Raise ValueError where an evaluation does not fit its arm, before hours of training.
 
     Samples are chosen on models without weights. That prepares texts, too: once, before several
-    jobs want them.
+    jobs want them. A model that exists has to be there.
     """
-    arms = {job.name: job.arm for job in jobs}
-    corpora = {
-        data: None if data.recall is not None else prepare_corpus(data)
-        for data in dict.fromkeys(arm.config.data for arm in arms.values())
-    }
-    for name, arm in arms.items():
-        model, corpus = model_of(arm.config), corpora[arm.config.data]
-        subject = dataclasses.replace(subject_of(arm.config, model, corpus), name=f"arm {name}")
-        for evaluation in arm.evaluations:
+    arms = {job.name: job for job in jobs}
+    corpora: dict[DataConfig | None, Corpus | None] = {None: None}
+    for name, job in arms.items():
+        try:
+            data = job.origin.data
+            if data is not None and data not in corpora:
+                corpora[data] = prepare_corpus(data)
+            outline = job.origin.outline(corpora[data])
+        except ValueError as error:
+            raise ValueError(f"arm {name}: {one_line(error)}") from None
+        subject = dataclasses.replace(outline, name=f"arm {name}")
+        for evaluation in job.arm.evaluations:
             try:
                 all_samples(evaluation, evaluation.prepared(subject))
             except ValueError as error:
@@ -133,13 +134,12 @@ def changed_jobs(jobs: Sequence[Job], forced: Sequence[Job]) -> list[Job]:
     """Jobs whose run was made from other settings; ValueError for the first that is not forced."""
     changed = []
     for job in jobs:
-        if (job.folder / CONFIG).is_file():
-            try:
-                check_resumable(job.folder, job.config)
-            except ValueError as error:
-                if job not in forced:
-                    raise ValueError(f"{error}; --force makes arm {job.name} anew") from None
-                changed.append(job)
+        try:
+            job.origin.check()
+        except ValueError as error:
+            if job not in forced:
+                raise ValueError(f"{error}; --force makes arm {job.name} anew") from None
+            changed.append(job)
     return changed
 
 
@@ -171,8 +171,8 @@ def unfinished(jobs: Sequence[Job]) -> list[Job]:
             waiting.append(job)
         else:
             keep_result(job.out, result)  # it may have been killed right before
-    arms = {job.name: job.arm.config for job in waiting}
-    costs = {name: training_flops(model_of(config), config) for name, config in arms.items()}
+    arms = {job.name: job for job in waiting}
+    costs = {name: job.origin.flops() for name, job in arms.items()}
     return sorted(waiting, key=lambda job: -costs[job.name])
 
 
@@ -181,14 +181,14 @@ class Engine:
 
     def __init__(self, jobs: Sequence[Job], launcher: Launcher) -> None:
         self._jobs, self._launcher = jobs, launcher
-        self._done = [job.tokens_done() for job in jobs]
+        self._done = [job.work_done() for job in jobs]
         self._failed: list[dict[str, Any]] = []
         self._ran = 0
         self._stopped: int | None = None
 
     def run(self, waiting: Sequence[Job]) -> Outcome:
         """Run the jobs that wait: first what can run side by side, then what has to run alone."""
-        total, done = sum(job.tokens for job in self._jobs), sum(self._done)
+        total, done = sum(job.work for job in self._jobs), sum(self._done)
         if waiting:
             title = f"study {waiting[0].study}"
             with progress(title, total, done=done) as report, StopSignals() as stop:
@@ -235,7 +235,7 @@ class Engine:
                 time.sleep(SECONDS_BETWEEN_LOOKS)
 
     def _report(self, report: Report) -> None:
-        done = [job.tokens_done() for job in self._jobs]
+        done = [job.work_done() for job in self._jobs]
         running = [
             str(job)
             for job, before, now in zip(self._jobs, self._done, done, strict=True)
@@ -247,4 +247,4 @@ class Engine:
 
 def lacks_only_alone(job: Job) -> bool:
     """Whether nothing of a job is left but what nothing may run beside."""
-    return bool(job.is_trained() and job.missing() and not job.missing_beside())
+    return bool(job.origin.is_made() and job.missing() and not job.missing_beside())

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
 from meanbank.core.config import apply_override, build, choose, to_plain
@@ -20,7 +21,7 @@ from meanbank.evaluation import Evaluation, Subject, run_evaluation
 from meanbank.evaluation.serving import cost_at
 from meanbank.model import MeanbankForCausalLM
 from meanbank.model.fingerprint import model_fingerprint
-from meanbank.studies.spec import check_evaluations
+from meanbank.studies.spec import Bos, check_evaluations
 from meanbank.training import LoadedRun, load_run
 from meanbank.training.checkpoint import TOKENIZER, TRAINER, checkpoints, damage_told
 from meanbank.training.run import CONFIG, choose_device
@@ -46,7 +47,7 @@ class Evaluated:
 
 def of_run(run: LoadedRun, data: str | None = None) -> Evaluated:
     """A run, evaluated on its own held-out texts, or on those of another source."""
-    source = None if data is None else _corpus_of(data, checkpoints(run.path)[-1])
+    source = None if data is None else prepare_corpus(texts_of(data, checkpoints(run.path)[-1]))
     texts = run.info["data"] if source is None else source.description
     return Evaluated(
         subject=run.subject(None if source is None else lambda: source),
@@ -64,37 +65,68 @@ def of_run(run: LoadedRun, data: str | None = None) -> Evaluated:
     )
 
 
-def of_model(name: str, out: Path, device: str = "auto", data: str | None = None) -> Evaluated:
+def of_model(
+    name: str, out: Path, device: str = "auto", data: str | None = None, bos: Bos = "none"
+) -> Evaluated:
     """A causal language model of a Hugging Face folder, or `hf:NAME` of the hub.
 
-    Only safetensors are read, and no code that comes with a model is run. Raises ValueError for
-    what cannot be loaded.
+    bos: "always" puts its begin-of-text token before every text. Only safetensors are read, and no
+    code that comes with a model is run. Raises ValueError for what cannot be loaded.
     """
-    place = name.removeprefix(HUB)
-    if place == name and not (Path(name) / "config.json").is_file():
-        raise ValueError(f"{name} is neither a run nor a model: it has no {CONFIG}, no config.json")
-    options: dict[str, Any] = {"trust_remote_code": False, "local_files_only": place == name}
+    place, options = place_of(name)
     with damage_told(Path(name)):
         config = AutoConfig.from_pretrained(place, **options)
         model = AutoModelForCausalLM.from_pretrained(
             place, config=config, use_safetensors=True, **options
         )
     model.to(choose_device(device))  # pyright: ignore[reportArgumentType]
-    corpus = None if data is None else _corpus_of(data, name)
-    limit = getattr(config, "max_position_embeddings", None)
-    subject = Subject(
-        name=name,
-        model=model.eval(),
-        tokenizer=_tokenizer(place, options),
-        training_length=None if limit is None else min(limit, LONGEST_WITHOUT_NAME),
-        open_corpus=None if corpus is None else lambda: corpus,
-    )
+    corpus = None if data is None else prepare_corpus(texts_of(data, name))
     texts = None if corpus is None else corpus.description
+    identity = f"{_weights(model)} {corpus and corpus.fingerprint}"
+    subject = _subject(name, model.eval(), corpus, bos)
+    if subject.prefix:
+        identity += f" bos {subject.prefix[0]}"
     return Evaluated(
         subject=subject,
         folder=out,
         facts={"model": name, "config": config.to_dict(), "data": texts},
-        identity=f"{_weights(model)} {corpus and corpus.fingerprint}",
+        identity=identity,
+    )
+
+
+def outline_of_model(name: str, corpus: Corpus | None, bos: Bos = "none") -> Subject:
+    """Such a model without weights; ValueError where there is none."""
+    place, options = place_of(name)
+    with damage_told(Path(name)):
+        config = AutoConfig.from_pretrained(place, **options)
+        with torch.device("meta"):
+            model = AutoModelForCausalLM.from_config(config, trust_remote_code=False)
+    return _subject(name, model, corpus, bos)
+
+
+def place_of(name: str) -> tuple[str, dict[str, Any]]:
+    """What `from_pretrained` is called with; ValueError for a folder without a model."""
+    place = name.removeprefix(HUB)
+    if place == name and not (Path(name) / "config.json").is_file():
+        raise ValueError(f"{name} is neither a run nor a model: it has no {CONFIG}, no config.json")
+    return place, {"trust_remote_code": False, "local_files_only": place == name}
+
+
+def _subject(name: str, model: PreTrainedModel, corpus: Corpus | None, bos: Bos) -> Subject:
+    limit = getattr(model.config, "max_position_embeddings", None)
+    prefix: tuple[int, ...] = ()
+    if bos == "always":
+        token = getattr(model.config, "bos_token_id", None)
+        if token is None:
+            raise ValueError(f"{name} has no begin-of-text token; leave bos out")
+        prefix = (token,)
+    return Subject(
+        name=name,
+        model=model,
+        tokenizer=_tokenizer(*place_of(name)),
+        training_length=None if limit is None else min(limit, LONGEST_WITHOUT_NAME),
+        open_corpus=None if corpus is None else lambda: corpus,
+        prefix=prefix,
     )
 
 
@@ -105,7 +137,7 @@ def open_evaluated(
     bank_storage: str = "resident",
     data: str | None = None,
     out: Path | None = None,
-    bos: str = "none",
+    bos: Bos = "none",
 ) -> Evaluated:
     """A run's folder, or a model's; see `of_run` and `of_model`.
 
@@ -124,14 +156,7 @@ def open_evaluated(
     if bank_storage != "resident":
         raise ValueError("--bank-storage is for runs; a model is loaded as it is")
     last = name.removeprefix(HUB).rstrip("/").split("/")[-1]
-    found = of_model(name, out or Path("runs") / last / FOLDER, device, data)
-    if bos == "none":
-        return found
-    token = found.subject.model.config.bos_token_id
-    if token is None:
-        raise ValueError(f"{name} has no begin-of-text token; leave --bos out")
-    subject = dataclasses.replace(found.subject, prefix=(token,))
-    return dataclasses.replace(found, subject=subject, identity=f"{found.identity} bos {token}")
+    return of_model(name, out or Path("runs") / last / FOLDER, device, data, bos)
 
 
 def _tokenizer(place: str, options: dict[str, Any]) -> Any:
@@ -144,9 +169,9 @@ def _tokenizer(place: str, options: dict[str, Any]) -> Any:
         return None
 
 
-def _corpus_of(source: str, tokenizer: str | Path) -> Corpus:
+def texts_of(source: str, tokenizer: str | Path) -> DataConfig:
     """Texts of a source as a model's tokenizer cuts them; the split is that of every run."""
-    return prepare_corpus(DataConfig(source=source, tokenizer=str(tokenizer)))
+    return DataConfig(source=source, tokenizer=str(tokenizer))
 
 
 def _weights(model: PreTrainedModel) -> str:
@@ -239,11 +264,3 @@ def evaluate(
         if not keep_records:
             records.unlink(missing_ok=True)
         yield result
-
-
-def evaluate_run(
-    run: LoadedRun, evaluations: Sequence[Evaluation], folder: Path
-) -> Iterator[dict[str, Any]]:
-    """As a study does: on the run's own texts, with records of all samples, into that folder."""
-    evaluated = dataclasses.replace(of_run(run), folder=folder)
-    yield from evaluate(evaluated, evaluations, keep_records=True)

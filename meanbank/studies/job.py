@@ -1,6 +1,7 @@
 """One run of a study: trained or gone on with, evaluated, and summed up in its result.
 
-STUDY/runs/ARM/seed-N/       a run folder of `meanbank train`, and besides
+STUDY/runs/ARM/seed-N/       a run folder of `meanbank train`, or model.json of a model that exists,
+                             and besides
     evaluated/               results and records by evaluation: not where `meanbank evaluate`
                              puts its own, which replace each other
     evaluated.json           scores by evaluation, as they come
@@ -21,16 +22,10 @@ from typing import Any
 from meanbank.core.config import choose, to_plain
 from meanbank.core.files import as_read, locked, read_object, write_json
 from meanbank.evaluation.base import Evaluation
-from meanbank.model import MeanbankConfig
-from meanbank.model.accounting import empty_model
-from meanbank.studies.evaluations import RECORDS, evaluate_run
+from meanbank.studies.evaluations import RECORDS, Evaluated, evaluate
+from meanbank.studies.origins import Origin, origin_of
 from meanbank.studies.resolve import Arm, Study, read_study
 from meanbank.studies.results import keep_result
-from meanbank.training import LoadedRun, RunConfig, load_run, train
-from meanbank.training.checkpoint import checkpoints
-from meanbank.training.metrics import last_tokens, training_seconds
-from meanbank.training.planning import training_flops, training_tokens
-from meanbank.training.run import CONFIG, METRICS, run_info
 
 RUNS, EVALUATIONS = "runs", "evaluated"
 EVALUATED, RESULT, FAILURE = "evaluated.json", "result.json", "failure.json"
@@ -51,10 +46,6 @@ class Job:
     def __str__(self) -> str:
         return f"{self.name} seed {self.seed}"
 
-    @functools.cached_property
-    def config(self) -> RunConfig:
-        return self.arm.seeded(self.seed)
-
     @property
     def folder(self) -> Path:
         return self.out / RUNS / self.name / f"seed-{self.seed}"
@@ -72,18 +63,19 @@ class Job:
     def lock(self) -> Path:
         return self.folder.with_name(f".{self.folder.name}.lock")
 
+    @functools.cached_property
+    def origin(self) -> Origin:
+        """Where its model is from."""
+        return origin_of(self.arm.seeded(self.seed), self.folder)
+
     @property
-    def tokens(self) -> int:
-        """Tokens that it trains on."""
-        return training_tokens(self.config)
+    def work(self) -> int:
+        """How much there is to do: tokens to train on or, of a model that exists, evaluations."""
+        return self.origin.tokens or len(self.arm.evaluations)
 
-    def tokens_done(self) -> int:
-        """Those that it has trained on so far."""
-        return min(self.tokens, last_tokens(self.folder / METRICS))
-
-    def is_trained(self) -> bool:
-        found = checkpoints(self.folder)
-        return bool(found) and found[-1].name == f"step-{self.config.training.steps:06d}"
+    def work_done(self) -> int:
+        """How much of it is done."""
+        return self.origin.tokens_done() if self.origin.tokens else len(self.evaluated())
 
     def evaluated(self) -> dict[str, dict[str, Any]]:
         """`settings`, `scores` and `seconds` by title, of what was evaluated as it is to be."""
@@ -117,7 +109,7 @@ class Job:
             return None
         result, settings = read_object(path), [*map(to_plain, self.arm.evaluations)]
         kept = (result.get("config"), result.get("evaluation_settings"))
-        if kept != (as_read(self.config.plain()), as_read(settings)) or self.missing():
+        if kept != (as_read(self.origin.settings), as_read(settings)) or self.missing():
             return None
         return result
 
@@ -136,7 +128,7 @@ def jobs_of(study: Study, out: Path) -> list[Job]:
         )
         for group_name, group in study.groups.items()
         for name, arm in group.arms.items()
-        for seed in (*arm.seeds, *study.tuning_seeds)
+        for seed in (*arm.seeds, *(study.tuning_seeds if arm.is_trained_here else ()))
     ]
 
 
@@ -156,12 +148,11 @@ def run_job(job: Job, *, alone: bool = False) -> bool:
     """
     with locked(job.lock):  # a process of a killed study may still be saving
         clear(job)
-        if not job.is_trained():
-            train(job.config, job.folder, resume=(job.folder / CONFIG).is_file())
+        if not job.origin.is_made():
+            job.origin.make()
         waiting = job.missing() if alone else job.missing_beside()
         if waiting:
-            run = load_run(job.folder, job.config.training.device)
-            keep_scores(job, run, waiting)
+            keep_scores(job, job.origin.evaluated(), waiting)
         if job.missing():
             return False
         result = sum_up(job)
@@ -186,12 +177,13 @@ def replaced(job: Job) -> Path:
     return job.folder.with_name(f".{job.folder.name}.old")
 
 
-def keep_scores(job: Job, run: LoadedRun, evaluations: Sequence[Evaluation]) -> None:
-    """Evaluate, and keep the scores of each evaluation as soon as it is done."""
+def keep_scores(job: Job, evaluated: Evaluated, evaluations: Sequence[Evaluation]) -> None:
+    """Evaluate, and keep all records, and the scores of each evaluation as soon as it is done."""
     settings = {each.title: to_plain(each) for each in evaluations}
     kept = job.evaluated()
+    here = dataclasses.replace(evaluated, folder=job.evaluations)
     for each, result in zip(
-        evaluations, evaluate_run(run, evaluations, job.evaluations), strict=True
+        evaluations, evaluate(here, evaluations, keep_records=True), strict=True
     ):
         for name, value in result["scores"].items():
             if not math.isfinite(value):
@@ -205,15 +197,10 @@ def keep_scores(job: Job, run: LoadedRun, evaluations: Sequence[Evaluation]) -> 
 
 
 def sum_up(job: Job) -> dict[str, Any]:
-    """The result of a job that is trained and evaluated."""
-    info, evaluated = run_info(job.folder), job.evaluated()
+    """The result of a job whose model is there and evaluated."""
+    made, evaluated = job.origin.facts(), job.evaluated()
     place = job.folder.relative_to(job.out)
-    model = empty_model(MeanbankConfig.from_pretrained(checkpoints(job.folder)[-1]))
-    seconds = {
-        "training": training_seconds(job.folder / METRICS),
-        "evaluation": sum(each["seconds"] for each in evaluated.values()),
-    }
-    facts = ("version", "commit", "python", "torch", "device", "dtype", "threads", "seed")
+    evaluation = sum(each["seconds"] for each in evaluated.values())
     return {
         "study": job.study,
         "group": job.group,
@@ -221,18 +208,19 @@ def sum_up(job: Job) -> dict[str, Any]:
         "label": job.arm.label,
         "seed": job.seed,
         "tuning": job.tuning,
-        "config": job.config.plain(),
+        "config": job.origin.settings,
+        "model": made.model,
         "overrides": list(job.arm.overrides),
         "matched": to_plain(job.arm.matched),
-        "parameters": info["parameters"],
-        "tokens": last_tokens(job.folder / METRICS),
-        "flops": training_flops(model, job.config),
-        "seconds": seconds,
+        "parameters": made.parameters,
+        "tokens": made.tokens,
+        "flops": made.flops,
+        "seconds": {"training": made.seconds, "evaluation": evaluation},
         "scores": {k: v for each in evaluated.values() for k, v in each["scores"].items()},
         "evaluations": {title: f"{place}/{EVALUATIONS}/{title}.json" for title in evaluated},
         "evaluation_settings": [to_plain(each) for each in job.arm.evaluations],
-        "curve": f"{place}/{METRICS}",
-        "produced_by": {name: info[name] for name in facts},
+        "curve": None if made.curve is None else f"{place}/{made.curve}",
+        "produced_by": made.produced_by,
     }
 
 

@@ -18,7 +18,7 @@ from meanbank.studies.evaluations import RECORDS
 from meanbank.studies.job import Job, jobs_of
 from meanbank.studies.resolve import Study, read_study
 from meanbank.studies.results import Result, read_results
-from meanbank.studies.verdicts import RULE, ClaimSpec, RunScores, judge
+from meanbank.studies.verdicts import RULE, RULE_OF_MODELS, ClaimSpec, RunScores, judge
 
 VERDICTS = "verdicts.json"
 
@@ -38,7 +38,8 @@ def report_study(folder: Path) -> Path:
         for verdict in judge(study.claims, runs)
     ]
     compared = list(compare_groups(study, runs))
-    write_json(folder / VERDICTS, {"rule": RULE, "claims": claims, "comparisons": compared})
+    rule = f"{RULE} {RULE_OF_MODELS}" if any(run.existing for run in runs) else RULE
+    write_json(folder / VERDICTS, {"rule": rule, "claims": claims, "comparisons": compared})
     return write_study_report(folder)
 
 
@@ -49,7 +50,14 @@ def run_scores(job: Job, result: Result | None) -> RunScores:
         scores, items = {}, {}
     else:
         scores, items = result["scores"], items_of(job, result)
-    return RunScores(arm=job.name, seed=job.seed, tuning=job.tuning, scores=scores, items=items)
+    return RunScores(
+        arm=job.name,
+        seed=job.seed,
+        tuning=job.tuning,
+        existing=not job.arm.is_trained_here,
+        scores=scores,
+        items=items,
+    )
 
 
 def records_of(job: Job, result: Result) -> dict[str, Path]:

@@ -11,7 +11,15 @@ from meanbank.core.bundled import read_yaml
 from meanbank.core.config import build, to_plain
 from meanbank.core.files import write_text
 from meanbank.evaluation.base import Evaluation
-from meanbank.studies.spec import ArmSpec, GroupSpec, MatchSpec, StudySpec, find_study, read_spec
+from meanbank.studies.spec import (
+    ArmSpec,
+    ExistingModel,
+    GroupSpec,
+    MatchSpec,
+    StudySpec,
+    find_study,
+    read_spec,
+)
 from meanbank.studies.verdicts import ClaimSpec
 from meanbank.training.config import RunConfig, load_config, load_settings
 from meanbank.training.matching import Proposal, memory_proposal, proposals
@@ -38,10 +46,10 @@ class Matched:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Arm:
-    """Runs that differ in their seeds alone.
+    """Runs that differ in their seeds alone, or a model that exists already.
 
     config_name, overrides: what `config` was made from, with what was `matched`; its seed stands
-    for none of `seeds`, which are judged.
+    for none of `seeds`, which are judged. A model has one seed, which changes nothing.
     """
 
     label: str
@@ -50,10 +58,16 @@ class Arm:
     matched: Matched | None = None
     seeds: tuple[int, ...]
     evaluations: tuple[Evaluation, ...] = ()
-    config: RunConfig
+    config: RunConfig | ExistingModel
 
-    def seeded(self, seed: int) -> RunConfig:
-        """The run with that seed."""
+    @property
+    def is_trained_here(self) -> bool:
+        return isinstance(self.config, RunConfig)
+
+    def seeded(self, seed: int) -> RunConfig | ExistingModel:
+        """The run with that seed; a model as it is."""
+        if isinstance(self.config, ExistingModel):
+            return self.config
         training = dataclasses.replace(self.config.training, seed=seed)
         return dataclasses.replace(self.config, training=training)
 
@@ -85,14 +99,15 @@ class Study:
         return {name: arm for group in self.groups.values() for name, arm in group.arms.items()}
 
 
-def load_study(name: str | Path) -> Study:
+def load_study(name: str | Path, overrides: Sequence[str] = ()) -> Study:
     """The study of a file, or of a bundled one by name, with everything in it checked.
 
+    overrides: settings that are other than in the file, groups.GROUP.arms.ARM.model.name=FOLDER.
     Raises ValueError, in one line, for whatever is wrong: also a configuration, a setting or a
-    match that cannot be met.
+    match that cannot be met. Whether a model that exists is there is looked at when it is run.
     """
     path = find_study(name)
-    spec = read_spec(path)
+    spec = read_spec(path, overrides)
     groups = {}
     for group_name, group in spec.groups.items():
         try:
@@ -114,6 +129,7 @@ def _resolve_group(name: str, group: GroupSpec, spec: StudySpec, folder: Path) -
     arms = {arm: _resolve_arm(arm, group.arm(arm), spec.seeds, folder) for arm in group.arms}
     if group.match is not None:
         reference = arms[group.match.to].config
+        assert isinstance(reference, RunConfig)  # the specification has no others in a match
         for arm in group.arms:
             if arm != group.match.to:
                 arms[arm] = _matched(arm, arms[arm], group.match, reference)
@@ -121,6 +137,8 @@ def _resolve_group(name: str, group: GroupSpec, spec: StudySpec, folder: Path) -
 
 
 def _resolve_arm(name: str, arm: ArmSpec, seeds: Sequence[int], folder: Path) -> Arm:
+    if arm.model is not None:
+        return _existing_arm(name, arm, seeds[0], folder)
     if arm.config is None:
         raise ValueError(f"arms.{name}: it has no config, and neither has its group")
     beside = folder / arm.config
@@ -136,6 +154,21 @@ def _resolve_arm(name: str, arm: ArmSpec, seeds: Sequence[int], folder: Path) ->
         seeds=tuple(seeds) if arm.seeds is None else arm.seeds,
         evaluations=arm.evaluations,
         config=config,
+    )
+
+
+def _existing_arm(name: str, arm: ArmSpec, seed: int, folder: Path) -> Arm:
+    model = ExistingModel(name=arm.model) if isinstance(arm.model, str) else arm.model
+    assert model is not None
+    beside = folder / model.name
+    if (beside / "config.json").is_file():
+        model = dataclasses.replace(model, name=str(beside))
+    return Arm(
+        label=arm.label or name,
+        config_name=model.name,
+        seeds=arm.seeds or (seed,),
+        evaluations=arm.evaluations,
+        config=model,
     )
 
 

@@ -11,11 +11,13 @@ from typing import Literal
 
 import meanbank.evaluation  # noqa: F401 - registers what can be evaluated
 from meanbank.core.bundled import bundled, find_yaml, read_yaml
-from meanbank.core.config import build, check_least, choose
+from meanbank.core.config import apply_override, build, check_least, choose
+from meanbank.data.sources import RECALL, check_spec
 from meanbank.evaluation.base import Evaluation
 from meanbank.studies.verdicts import ClaimSpec
 
 By = Literal["tokens", "flops", "params", "bytes"]
+Bos = Literal["none", "always"]
 NAME = r"[A-Za-z0-9_][A-Za-z0-9_.-]*"
 
 
@@ -42,14 +44,36 @@ class MatchSpec:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class ExistingModel:
+    """A causal language model that is evaluated as it is.
+
+    name: a Hugging Face folder, beside the study or from the current folder on, or hf:NAME of the
+    hub. data: a source of texts, as data.source, whose held-out documents are read. bos: "always"
+    puts its begin-of-text token before every text.
+    """
+
+    name: str
+    data: str | None = None
+    bos: Bos = "none"
+
+    def __post_init__(self) -> None:
+        if self.data is not None:
+            check_spec(self.data)
+            if self.data == RECALL:
+                raise ValueError("data must be texts: the source 'recall' has none")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class ArmSpec:
     """An arm; what it leaves out is its group's. Overrides and evaluations follow the group's.
 
-    config: a configuration of `meanbank train`, by name or path. label: in tables, default the
-    configuration's description.
+    config: a configuration of `meanbank train`, by name or path. model: in its place a model that
+    exists: nothing is trained, so the group's overrides are not for it, and it has one seed, which
+    only names its results. label: in tables, default the configuration's description or the arm.
     """
 
     config: str | None = None
+    model: ExistingModel | str | None = None
     label: str | None = None
     overrides: tuple[str, ...] = ()
     seeds: tuple[int, ...] | None = None
@@ -58,6 +82,11 @@ class ArmSpec:
     def __post_init__(self) -> None:
         check_seeds("seeds", self.seeds)
         check_evaluations(self.evaluations)
+        if self.model is not None:
+            if self.config is not None or self.overrides:
+                raise ValueError("a model is evaluated as it is: leave config and overrides out")
+            if self.seeds is not None and len(self.seeds) > 1:
+                raise ValueError(f"a model that exists has one seed, got {list(self.seeds)}")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -78,17 +107,25 @@ class GroupSpec:
         check_evaluations(self.evaluations)
         if self.match is not None:
             choose("arm in match.to:", self.match.to, self.arms)
+            for name in self.arms:
+                if self.arm(name).model is not None:
+                    raise ValueError(f"arm {name!r} is a model that exists: it cannot be matched")
 
     def arm(self, name: str) -> ArmSpec:
         """The arm of that name, complete but for seeds that the study gives."""
         arm = self.arms[name]
         arm = ArmSpec(config=arm) if isinstance(arm, str) else arm
+        evaluations = (*self.evaluations, *arm.evaluations)
+        seeds = self.seeds if arm.seeds is None else arm.seeds
+        if arm.model is not None:
+            seeds = None if seeds is None else seeds[:1]
+            return dataclasses.replace(arm, seeds=seeds, evaluations=evaluations)
         return dataclasses.replace(
             arm,
             config=arm.config or self.config,
             overrides=(*self.overrides, *arm.overrides),
-            seeds=self.seeds if arm.seeds is None else arm.seeds,
-            evaluations=(*self.evaluations, *arm.evaluations),
+            seeds=seeds,
+            evaluations=evaluations,
         )
 
 
@@ -178,10 +215,16 @@ def find_study(name: str | Path) -> Path:
     return find_yaml("study", name, bundled("studies"))
 
 
-def read_spec(path: Path) -> StudySpec:
-    """The study file at `path`; ValueError, in one line, for anything wrong in it alone."""
+def read_spec(path: Path, overrides: Sequence[str] = ()) -> StudySpec:
+    """The study file at `path`; ValueError, in one line, for anything wrong in it alone.
+
+    overrides: settings `KEY=VALUE` that are other than in the file.
+    """
+    settings = read_yaml("study", path)
     try:
-        return build(StudySpec, read_yaml("study", path))
+        for override in overrides if isinstance(settings, dict) else ():
+            apply_override(settings, override)
+        return build(StudySpec, settings)
     except ValueError as error:
         place = "" if str(error).startswith(str(path)) else f"{path}: "
         raise ValueError(f"{place}{error}") from None

@@ -18,7 +18,7 @@ from meanbank.studies.statistics import (
 )
 
 HOLDS, DOES_NOT_HOLD, UNDECIDED = "holds", "does not hold", "undecided"
-NOT_MEASURED = "not measured"
+NOT_MEASURED, NOT_TESTABLE = "not measured", "not testable"
 SUGGESTIVE = "suggestive: "
 
 FEWEST_SEEDS = 3
@@ -34,6 +34,13 @@ RULE = (
     "and does not hold when one does not. With fewer than 6 seeds a verdict is at best "
     "suggestive; with fewer than 3 a claim is undecided. Seeds that settings were tuned on do not "
     "count. A claim with a value missing in a seed of one of its arms is not measured."
+)
+RULE_OF_MODELS = (
+    "A model that was not trained here has no seeds: beside trained ones it has its one value at "
+    "each of their seeds. A claim about such models alone holds when the whole 95 % bootstrap "
+    "interval over items satisfies it and does not hold when nothing of it does, unadjusted; it is "
+    "undecided otherwise, and where no item differs from another. Without items it is not "
+    "testable. A claim about each seed compares the one value, and tells nothing of other items."
 )
 
 
@@ -63,13 +70,15 @@ class ClaimSpec:
 class RunScores:
     """What one run scored; a run that failed is given with the scores that it has.
 
-    tuning: settings were chosen on this seed. items: {score: {sample id: value}} of the scores
-    that are means over items; may be empty.
+    tuning: settings were chosen on this seed. existing: the model was not trained here, so its
+    scores are the same with every seed, and it is given once. items: {score: {sample id: value}} of
+    the scores that are means over items; may be empty.
     """
 
     arm: str
     seed: int
     tuning: bool = False
+    existing: bool = False
     scores: Mapping[str, float]
     items: Mapping[str, Items] = dataclasses.field(default_factory=dict)
 
@@ -78,8 +87,8 @@ class RunScores:
 class Verdict:
     """A claim, what was measured of it, and the verdict after `RULE`.
 
-    verdict: `HOLDS`, `DOES_NOT_HOLD` (each maybe after `SUGGESTIVE`), `UNDECIDED` or
-    `NOT_MEASURED`. direction and threshold: of the sum that the values are of, see `Claim`.
+    verdict: `HOLDS`, `DOES_NOT_HOLD` (each maybe after `SUGGESTIVE`), `UNDECIDED`, `NOT_MEASURED`
+    or `NOT_TESTABLE`. direction and threshold: of the sum that the values are of, see `Claim`.
     mean to p_holm: None where the claim is not measured or is about each seed, and where there is
     no such number. values, tuning_values: the sum by seed. satisfied: how many of `values` satisfy
     the claim.
@@ -124,7 +133,7 @@ def judge(
     resamples: int = 10_000,
     seed: int = 0,
 ) -> list[Verdict]:
-    """One verdict a claim, in order, after `RULE`.
+    """One verdict a claim, in order, after `RULE` and `RULE_OF_MODELS`.
 
     The seeds of a claim are those of the runs of its arms: an arm that lacks a seed which another
     arm of the claim has leaves it not measured. A score that is no number, or above 1e50, is as
@@ -146,6 +155,7 @@ class _Runs:
             if (run.arm, run.seed) in self.found:
                 raise ValueError(f"two runs of arm {run.arm!r} have seed {run.seed}")
             self.found[run.arm, run.seed] = run
+        self.existing = {run.arm: run for run in self.found.values() if run.existing}
 
     def of(self, arms: Sequence[str]) -> list[RunScores]:
         return [run for run in self.found.values() if run.arm in arms]
@@ -153,13 +163,14 @@ class _Runs:
     def score(self, term: Term, seed: int) -> float | None:
         """None where it is missing, not a number or beyond all measure."""
         score, arm = term
-        run = self.found.get((arm, seed))
+        run = self.existing.get(arm) or self.found.get((arm, seed))
         value = run.scores.get(score) if run else None
         return value if value is not None and abs(value) <= LARGEST else None
 
     def items(self, term: Term, seed: int) -> Items:
         score, arm = term
-        return self.found[arm, seed].items.get(score, {})
+        run = self.existing.get(arm) or self.found[arm, seed]
+        return run.items.get(score, {})
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -172,6 +183,7 @@ class _Measured:
     test: SeedTest | None = None
     bootstrap: Interval | None = None
     is_complete: bool
+    is_of_seeds: bool
     notes: tuple[str, ...]
 
     @property
@@ -182,20 +194,26 @@ class _Measured:
 def _measure(spec: ClaimSpec, table: _Runs, resamples: int, seed: int) -> _Measured:
     claim = spec.parsed
     runs = table.of(claim.arms)
-    tuning = sorted({run.seed for run in runs if run.tuning})
-    seeds = sorted({run.seed for run in runs} - set(tuning))
+    trained = [run for run in runs if not run.existing]
+    tuning = sorted({run.seed for run in trained if run.tuning})
+    seeds = sorted({run.seed for run in trained} - set(tuning))
+    if not trained:
+        seeds = [run.seed for run in runs[:1]]
     missing = _missing(claim, table, seeds)
     measured = _Measured(
         spec=spec,
         values=_values(claim, table, seeds),
         tuning_values=_values(claim, table, tuning),
         is_complete=not missing,
+        is_of_seeds=bool(trained),
         notes=missing,
     )
     if missing or spec.each:
         return measured
-    test = over_seeds(claim, list(measured.values.values()))
     interval, note = _bootstrap(claim, table, seeds, resamples, seed)
+    if not trained:
+        return dataclasses.replace(measured, bootstrap=interval, notes=(note,) * bool(note))
+    test = over_seeds(claim, list(measured.values.values()))
     notes = tuple(filter(None, (test.note, note)))
     return dataclasses.replace(measured, test=test, bootstrap=interval, notes=notes)
 
@@ -268,6 +286,9 @@ def _verdict(measured: _Measured, p_holm: float | None) -> Verdict:
     count, notes = len(measured.values), measured.notes
     if not measured.is_complete:
         word = NOT_MEASURED
+    elif not measured.is_of_seeds:
+        word, note = _word_without_seeds(spec, satisfied == count, measured.bootstrap)
+        notes = (*notes, note)
     elif count < FEWEST_SEEDS:
         word = UNDECIDED
         notes = (*notes, f"fewer than {FEWEST_SEEDS} seeds decide nothing")
@@ -288,7 +309,7 @@ def _verdict(measured: _Measured, p_holm: float | None) -> Verdict:
         values=measured.values,
         satisfied=satisfied,
         tuning_values=measured.tuning_values,
-        mean=test.mean if test else None,
+        mean=test.mean if test else _single(measured),
         sd=test.sd if test else None,
         interval=test.interval if test else None,
         bootstrap=measured.bootstrap,
@@ -296,6 +317,26 @@ def _verdict(measured: _Measured, p_holm: float | None) -> Verdict:
         p_holm=p_holm,
         notes=notes,
     )
+
+
+def _single(measured: _Measured) -> float | None:
+    """The one value of a claim about models that exist, unless that is about each value."""
+    alone = measured.is_complete and not measured.is_of_seeds and not measured.spec.each
+    return next(iter(measured.values.values())) if alone else None
+
+
+def _word_without_seeds(spec: ClaimSpec, is_met: bool, items: Interval | None) -> tuple[str, str]:
+    """The verdict on models that were not trained here, and what it goes by."""
+    claim = spec.parsed
+    if spec.each:
+        return HOLDS if is_met else DOES_NOT_HOLD, "models as they are: one value, no interval"
+    if items is None:
+        return NOT_TESTABLE, "models as they are, and no items to draw: each compares the value"
+    ends = [claim.is_met(items.low), claim.is_met(items.high)]
+    note = "models as they are: judged over items"
+    if items.low == items.high or any(ends) != all(ends):
+        return UNDECIDED, note
+    return HOLDS if all(ends) else DOES_NOT_HOLD, note
 
 
 def _word(claim: Claim, test: SeedTest, items: Interval | None, p_holm: float | None) -> str:

@@ -5,12 +5,12 @@ import json
 import pytest
 import torch
 from rich.console import Console
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import LlamaForCausalLM
 
 from meanbank.cli import main
 from meanbank.cli.evaluate import print_result
 from meanbank.cli.tables import table
-from meanbank.data import train_tokenizer
+from tests.cli.model_folders import save_llama
 
 
 def run(*arguments: str) -> int:
@@ -21,17 +21,7 @@ def run(*arguments: str) -> int:
 
 @pytest.fixture
 def llama(tmp_path, corpus):
-    """A model of 60 tokens' context with a begin-of-text token, saved as Hugging Face does."""
-    texts = [file.read_text() for file in corpus.iterdir()]
-    tokenizer = train_tokenizer(texts, 300)
-    config = LlamaConfig(
-        vocab_size=tokenizer.get_vocab_size(), hidden_size=16, intermediate_size=32,
-        num_hidden_layers=2, num_attention_heads=2, max_position_embeddings=60, bos_token_id=5,
-    )  # fmt: skip
-    folder = tmp_path / "llama"
-    LlamaForCausalLM(config).save_pretrained(folder)
-    tokenizer.save(str(folder / "tokenizer.json"))
-    return folder
+    return save_llama(tmp_path / "llama", corpus)
 
 
 def test_any_causal_language_model_is_evaluated(llama, corpus, tmp_path, capsys):

@@ -94,7 +94,8 @@ class InProcess:
             future.set_result(2)
         else:
             run_job(job, **how)
-            assert read_config(job.folder) == job.config
+            if job.arm.is_trained_here:
+                assert read_config(job.folder) == job.arm.seeded(job.seed)
             future.set_result(0)
         return future
 

@@ -24,6 +24,7 @@ _VERDICTS = {
     "suggestive: holds": ("(✓)", "open"),
     "suggestive: does not hold": ("(✗)", "open"),
     "not measured": (DASH, ""),
+    "not testable": (DASH, ""),
 }
 _INK = {"good": "#00664a", "bad": "#a63c00", "open": "#4a4a4a", "": GUIDE}
 _SIDES = {">": 1, ">=": 1, "<": -1, "<=": -1}

@@ -149,9 +149,16 @@ def _opening(study: Study) -> Section:
 def _caution(study: Study) -> str:
     count = {0: "no seeds", 1: "a single seed"}.get(len(study.seeds), f"{len(study.seeds)} seeds")
     which = f" ({listed([str(seed) for seed in study.seeds])})" if study.seeds else ""
+    trained = (
+        "it shows mechanisms at CPU scale, with small models and "
+        f"{count}{which} an arm. It does not repeat large runs, and small differences mean little."
+    )
+    existing = (
+        "models that existed before are measured as they are, on some samples of each task; other "
+        "samples would give other numbers, and there are no seeds to tell by how much."
+    )
     text = (
-        "How far this goes: it shows mechanisms at CPU scale, with small models and "
-        f"{count}{which} an arm. It does not repeat large runs, and small differences mean little. "
+        f"How far this goes: {trained if study.has_seeds else existing} "
         "A verdict judges one claim by a rule and a threshold that were set beforehand: "
         "“holds” is what these models show, not a proof for others, and “undecided” is a result."
     )
@@ -201,9 +208,9 @@ def _samples(study: Study) -> Sequence[Block]:
     ]
     if not samples:
         return ()
-    said = (
-        "Of the first seed of each arm. Models of this size know the look of a text, not its sense."
-    )
+    said = "Of the first seed of each arm."
+    if study.has_seeds:
+        said += " Models of this size know the look of a text, not its sense."
     return (Prose(paragraphs=(said,)), *samples)
 
 

@@ -112,9 +112,11 @@ def _arm(
     labels = [_said(line.get("label")) for line in lines]
     label = _said(plan.get("label")) or next((one for one in labels if one), "") or name
     counted, tuning = (tuple(found[seed] for seed in sorted(found)) for found in jobs.values())
+    settings = as_object(plan.get("config"))
     return Arm(
         name=name,
         label=label,
+        is_trained_here=not settings or "training" in settings,
         config=_said(plan.get("config_name")),
         seeds=_seeds(plan.get("seeds")) or seeds,
         jobs=counted,
@@ -141,6 +143,7 @@ def _job(folder: Path, arm: str, seed: int, line: dict[str, Any]) -> Job:
         scores=_numbers(line.get("scores")),
         evaluations={one.title: one for one in found if one is not None},
         produced_by=as_object(line.get("produced_by")),
+        model=as_object(line.get("model")),
         run=read_object(run / "run.json") if _inside(folder, run) else {},
         steps=_steps(run / "metrics.jsonl") if _inside(folder, run) else (),
     )

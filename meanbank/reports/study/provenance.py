@@ -45,6 +45,8 @@ def what_was_run(study: Study) -> list[Facts]:
 
 
 def _seeds(study: Study) -> Items:
+    if not study.has_seeds:
+        return ()
     items = (("Counted", _values(study.seeds)), ("Tuning only", _values(study.tuning_seeds)))
     return tuple((name, value) for name, value in items if value)
 
@@ -70,11 +72,14 @@ def _arm(arm: Arm) -> str:
         found = ((key, _values(one.get(key) for one in flat)) for key in keys)
         said = "; ".join(f"{key} {value}".strip() for key, value in found if value)
         parts.append(f"{name}: {said}" if said else "")
+    for job in arm.jobs[:1]:
+        known = [f"{k} {_text(v)}" for k, v in job.model.items() if k != "name" and v is not None]
+        parts += [f"not trained here: {', '.join(known)}"] if job.model else []
     return "; ".join(part for part in parts if part)
 
 
 def _training(group: Group) -> Items:
-    jobs = [job for arm in group.arms for job in arm.jobs]
+    jobs = [job for arm in group.arms for job in arm.jobs if not job.model]
     runs = [job.run for job in jobs]
     items = [
         ("Models trained", str(len(jobs)) if jobs else ""),

@@ -31,7 +31,10 @@ class Evaluation:
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
-    """One arm trained with one seed, and what was measured on it; `run` is its `run.json`."""
+    """One arm with one seed, and what was measured on it; `run` is its `run.json`.
+
+    model: of one that was not trained here, where it is from and what tells it from others.
+    """
 
     seed: int
     overrides: Any = None
@@ -44,6 +47,7 @@ class Job:
     scores: Mapping[str, float] = field(default_factory=dict)
     evaluations: Mapping[str, Evaluation] = field(default_factory=dict)
     produced_by: Mapping[str, Any] = field(default_factory=dict)
+    model: Mapping[str, Any] = field(default_factory=dict)
     run: Mapping[str, Any] = field(default_factory=dict)
     steps: tuple[Step, ...] = ()
 
@@ -52,12 +56,14 @@ class Job:
 class Arm:
     """One kind of model with a job a seed, in order of seeds; tuning jobs apart.
 
-    config: the configuration's name. seeds: those that it was to have jobs of.
+    config: the configuration's name, or the model's where the arm is one that existed before
+    (is_trained_here is false). seeds: those that it was to have jobs of.
     """
 
     name: str
     label: str
     config: str = ""
+    is_trained_here: bool = True
     seeds: tuple[int, ...] = ()
     jobs: tuple[Job, ...] = ()
     tuning: tuple[Job, ...] = ()
@@ -162,6 +168,11 @@ class Study:
     claims: tuple[Claim, ...]
     rule: str
     absent: tuple[Absent, ...]
+
+    @property
+    def has_seeds(self) -> bool:
+        """Whether anything is trained here: models that existed before have no seeds."""
+        return any(arm.is_trained_here for group in self.groups for arm in group.arms)
 
     @property
     def jobs(self) -> list[Job]:

@@ -30,11 +30,13 @@ def arms_table(group: Group) -> Table:
         cells = (
             arm.label,
             _same([job.parameters for job in arm.jobs], short_count),
-            _same([job.tokens for job in arm.jobs], short_count),
+            _same([job.tokens for job in arm.jobs], short_count)
+            if arm.is_trained_here
+            else "not trained\nhere",
             _same([job.flops for job in arm.jobs], operations),
             *(binary_size(sizes.get(tokens)) for tokens in contexts),
             duration(mean_of(job.training_seconds for job in arm.jobs)),
-            ", ".join(str(job.seed) for job in arm.jobs) or DASH,
+            ", ".join(str(job.seed) for job in arm.jobs if not job.model) or DASH,
         )
         rows.append(Row(cells=cells))
     columns = (
@@ -96,10 +98,7 @@ def _table_and_column(score: str) -> tuple[str, str]:
 
 
 def _score_table(group: Group, family: str, names: list[str]) -> Table:
-    rows = (
-        Row(cells=(arm.label, *(_score(arm.values(name).values()) for name in names)))
-        for arm in group.arms
-    )
+    rows = (Row(cells=(arm.label, *(_score(arm, name) for name in names))) for arm in group.arms)
     return Table(
         title=f"Scores: {family}" if family else "Scores",
         meaning=(
@@ -111,11 +110,13 @@ def _score_table(group: Group, family: str, names: list[str]) -> Table:
     )
 
 
-def _score(values: Iterable[float]) -> str:
-    found = list(values)
+def _score(arm: Arm, name: str) -> str:
+    found = list(arm.values(name).values())
     over = estimate(found)
     if over is None:
         return DASH
+    if not arm.is_trained_here:
+        return measured(over.mean)
     if over.half_width is None:
         return f"{measured(over.mean)}\n1 seed"
     seeds = ", ".join(measured(value, like=over.mean) for value in found)
