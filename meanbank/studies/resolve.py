@@ -11,7 +11,15 @@ from meanbank.core.bundled import read_yaml
 from meanbank.core.config import build, to_plain
 from meanbank.core.files import write_text
 from meanbank.evaluation.base import Evaluation
-from meanbank.studies.spec import ArmSpec, GroupSpec, MatchSpec, StudySpec, find_study, read_spec
+from meanbank.studies.spec import (
+    ArmSpec,
+    GroupSpec,
+    MatchSpec,
+    NotTestable,
+    StudySpec,
+    find_study,
+    read_spec,
+)
 from meanbank.studies.verdicts import ClaimSpec
 from meanbank.training.config import RunConfig, load_config, load_settings
 from meanbank.training.matching import Proposal, memory_proposal, proposals
@@ -78,6 +86,7 @@ class Study:
     tuning_seeds: tuple[int, ...] = ()
     groups: dict[str, Group]
     claims: tuple[ClaimSpec, ...] = ()
+    not_testable: tuple[NotTestable, ...] = ()
 
     @property
     def arms(self) -> dict[str, Arm]:
@@ -107,6 +116,7 @@ def load_study(name: str | Path) -> Study:
         tuning_seeds=spec.tuning_seeds,
         groups=groups,
         claims=spec.claims,
+        not_testable=spec.not_testable,
     )
 
 

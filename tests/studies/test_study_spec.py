@@ -41,6 +41,7 @@ def test_what_an_arm_leaves_out_is_its_groups(tmp_path):
             },
         },
         claims=[{"claim": "weights-for-tests@2(own) - weights-for-tests(short) > 0"}],
+        not_testable=[{"says": "It is fast.", "source": "a paper", "why": "It needs a GPU."}],
     )
     study = load_study(file)
     assert (study.name, study.title) == ("tiny", "Tiny")
@@ -135,6 +136,10 @@ WRONG = {
     "there are two evaluations 'bpb'; give one a name": {
         "group": {"evaluations": ["bpb"],
                   "arms": {"grows": {"config": FULL, "evaluations": ["bpb"]}}}
+    },
+    "not_testable.0: setting 'why' is required": {"not_testable": [{"says": "a", "source": "b"}]},
+    "not_testable.0: why is empty; say it in a sentence": {
+        "not_testable": [{"says": "a", "source": "b", "why": " "}]
     },
     "setting 'title' is required": {"title": None},
 }  # fmt: skip
