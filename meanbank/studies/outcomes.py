@@ -20,7 +20,7 @@ NOT_IN_EVERY_SEED = "not in every seed"
 
 # What each outcome means, for readers. An interval is that of the mean, not adjusted for the number
 # of claims; of a claim about each seed, from the lowest seed to the highest.
-_DIFFERENCE = "Of a difference of arms: "
+_DIFFERENCE = "of a difference of arms: "
 OUTCOMES = {
     HOLDS: "by the rule of its study.",
     NOT_SEEN: "undecided; or it does not hold, and its interval, of a difference of arms, includes "

@@ -193,7 +193,7 @@ def test_a_study_that_is_not_there(name, capsys):
         main(["study", "show", name])
     errors = capsys.readouterr().err
     assert (stop.value.code, errors.count("\n")) == (2, 1)
-    assert f"there is no study {name or repr(name)}; bundled ones are quick" in errors
+    assert f"there is no study {name or repr(name)}; bundled ones are " in errors
 
 
 def test_keys_may_be_merged_and_changed(tmp_path):

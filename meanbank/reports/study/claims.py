@@ -94,7 +94,7 @@ def not_testable_table(claims: Sequence[NotTestable]) -> Table | None:
         return None
     return Table(
         title=NOT_TESTABLE.capitalize(),
-        meaning=("Published claims that models of this size cannot confirm or refute.",),
+        meaning=("Published claims that are out of reach of small models on a CPU.",),
         columns=("Claim", "Why not"),
         rows=tuple(Row(cells=(f"{c.says}\nSource: {c.source}", c.why)) for c in claims),
         text_columns=2,

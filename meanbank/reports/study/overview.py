@@ -33,8 +33,8 @@ _MEANING = (
     "reports, or what was expected beforehand, is shown where something else was found."
 )
 _INTERVALS = (
-    "An interval is that of the mean over seeds, not adjusted for the number of claims, which the "
-    "verdict of a study is. Of a claim about each seed it goes from the lowest seed to the highest."
+    "An interval is that of the mean over seeds, or, of a claim about each seed, from the lowest "
+    "seed to the highest. Unlike a study's verdict, it is not adjusted for the number of claims."
 )
 
 
@@ -124,7 +124,7 @@ def _untested(claim: NotTestable) -> tuple[str, ...]:
 def _words(pages: Sequence[Published]) -> Iterator[Block]:
     """What each outcome means, as the studies have it."""
     meant = {outcome: text for page in pages for outcome, text in page.outcomes.items()}
-    untestable = (NOT_TESTABLE, "published, but no model of this size could confirm or refute it.")
+    untestable = (NOT_TESTABLE, "published, but out of reach of small models on a CPU.")
     yield Prose(paragraphs=(_INTERVALS,))
     yield Facts(title="Outcomes", items=(*meant.items(), untestable))
 
