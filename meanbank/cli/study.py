@@ -74,7 +74,8 @@ def report(folder: Annotated[Path, tyro.conf.Positional], /, page: Path | None =
 
     Args:
         folder: of the study.
-        page: also write a short page with small figures into this folder, to be published.
+        page: also write a short page with small figures into this folder, to be published, and
+            the overview over all pages beside it.
     """
     from meanbank.reports import print_table, study_tables, write_results_page
     from meanbank.studies.report import report_study
@@ -84,7 +85,8 @@ def report(folder: Annotated[Path, tyro.conf.Positional], /, page: Path | None =
         print_table(shown)
     print(f"report: {path}")
     if page is not None:
-        print(f"page: {write_results_page(folder, page)}")
+        for written in write_results_page(folder, page):
+            print(f"page: {written}")
     return 0
 
 

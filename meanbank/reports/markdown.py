@@ -2,7 +2,7 @@
 
 import re
 
-from meanbank.reports.tables import Table
+from meanbank.reports.tables import Row, Table
 from meanbank.reports.wording import printable
 
 _SPECIAL = re.compile(r"([\\`*_\[\]<>|#&~$])")
@@ -17,7 +17,7 @@ def markdown_table(table: Table) -> str:
     """The rows of a table; further lines of a cell stand below its first one."""
     head = [markdown_text(column) for column in table.columns]
     rule = ["---" if index < table.text_columns else "---:" for index in range(len(head))]
-    rows = [[_cell(cell) for cell in row.cells] for row in table.rows]
+    rows = [_cells(row) for row in table.rows]
     return "\n".join(f"| {' | '.join(cells)} |" for cells in (head, rule, *rows)) + "\n"
 
 
@@ -31,6 +31,11 @@ def fenced(text: str) -> str:
     longest = max((len(run) for run in re.findall(r"`+", text)), default=0)
     fence = "`" * max(3, longest + 1)
     return f"{fence}text\n{printable(text)}\n{fence}\n"
+
+
+def _cells(row: Row) -> list[str]:
+    *cells, last = map(_cell, row.cells)
+    return [*cells, f"[{last}]({row.link})" if row.link else last]
 
 
 def _cell(cell: str) -> str:

@@ -7,12 +7,13 @@ from dataclasses import dataclass
 class Row:
     """Cells of one line; lines of a cell after its first one are details.
 
-    tone: "good", "bad", "open" or "" for the
-    colour of a verdict in the second cell, whose words say it too.
+    tone: "good", "bad", "open" or "" for the colour of a verdict in the second cell, whose words
+    say it too. link: what the last cell leads to, in Markdown.
     """
 
     cells: tuple[str, ...]
     tone: str = ""
+    link: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -63,6 +63,11 @@ class Claim:
         return _MEETS[self.direction](value, self.threshold)
 
     @property
+    def is_difference(self) -> bool:
+        """Whether equal scores give 0: the coefficients of its terms cancel."""
+        return math.isclose(math.fsum(self.terms.values()), 0, abs_tol=1e-12)
+
+    @property
     def is_lower_bound(self) -> bool:
         """Whether it says that the sum is large: > or >=."""
         return self.direction in (">", ">=")

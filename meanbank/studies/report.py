@@ -1,6 +1,7 @@
 """From the results of a study to verdicts on its claims, and to its report.
 
-STUDY/verdicts.json    the rule, the claims with their verdicts, and arms compared item by item
+STUDY/verdicts.json    the rule, the claims with their verdicts and outcomes, what outcomes mean,
+                       and arms compared item by item
 STUDY/report.html ...  see `meanbank.reports.study`
 """
 
@@ -16,6 +17,7 @@ from meanbank.studies.comparisons import compare_arms
 from meanbank.studies.engine import CLAIMS
 from meanbank.studies.evaluations import RECORDS
 from meanbank.studies.job import Job, jobs_of
+from meanbank.studies.outcomes import OUTCOMES, outcome
 from meanbank.studies.resolve import Study, read_study
 from meanbank.studies.results import Result, read_results
 from meanbank.studies.verdicts import RULE, RULE_OF_MODELS, ClaimSpec, RunScores, judge
@@ -34,12 +36,13 @@ def report_study(folder: Path) -> Path:
     first = build(tuple[ClaimSpec, ...], read_json(folder / CLAIMS), str(folder / CLAIMS))
     at_first = {claim.claim for claim in first}
     claims = [
-        {**verdict.plain(), "added": verdict.claim not in at_first}
+        {**verdict.plain(), "outcome": outcome(verdict), "added": verdict.claim not in at_first}
         for verdict in judge(study.claims, runs)
     ]
     compared = list(compare_groups(study, runs))
     rule = f"{RULE} {RULE_OF_MODELS}" if any(run.existing for run in runs) else RULE
-    write_json(folder / VERDICTS, {"rule": rule, "claims": claims, "comparisons": compared})
+    judged = {"rule": rule, "outcomes": OUTCOMES, "claims": claims, "comparisons": compared}
+    write_json(folder / VERDICTS, judged)
     return write_study_report(folder)
 
 

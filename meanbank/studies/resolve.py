@@ -16,6 +16,7 @@ from meanbank.studies.spec import (
     ExistingModel,
     GroupSpec,
     MatchSpec,
+    NotTestable,
     StudySpec,
     find_study,
     read_spec,
@@ -92,6 +93,7 @@ class Study:
     tuning_seeds: tuple[int, ...] = ()
     groups: dict[str, Group]
     claims: tuple[ClaimSpec, ...] = ()
+    not_testable: tuple[NotTestable, ...] = ()
 
     @property
     def arms(self) -> dict[str, Arm]:
@@ -122,6 +124,7 @@ def load_study(name: str | Path, overrides: Sequence[str] = ()) -> Study:
         tuning_seeds=spec.tuning_seeds,
         groups=groups,
         claims=spec.claims,
+        not_testable=spec.not_testable,
     )
 
 

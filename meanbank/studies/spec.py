@@ -130,11 +130,28 @@ class GroupSpec:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class NotTestable:
+    """A published claim that a study cannot test.
+
+    says: the claim in words. source: where it is from. why: what testing it would take.
+    """
+
+    says: str
+    source: str
+    why: str
+
+    def __post_init__(self) -> None:
+        for name, text in dataclasses.asdict(self).items():
+            if not text.strip():
+                raise ValueError(f"{name} is empty; say it in a sentence")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class StudySpec:
     """A study as its file has it.
 
     seeds: of the runs that claims are judged on. tuning_seeds: those that settings were chosen on;
-    they are run, too, and marked.
+    they are run, too, and marked. not_testable: what its report lists besides its claims.
     """
 
     title: str
@@ -143,6 +160,7 @@ class StudySpec:
     seeds: tuple[int, ...] = (0,)
     tuning_seeds: tuple[int, ...] = ()
     claims: tuple[ClaimSpec, ...] = ()
+    not_testable: tuple[NotTestable, ...] = ()
 
     def __post_init__(self) -> None:
         check_names("group", self.groups)

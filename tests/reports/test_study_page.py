@@ -152,7 +152,7 @@ def test_a_report_of_what_there_is(tmp_path: Path) -> None:
 
 def test_the_short_page(small_study: Path, tmp_path: Path) -> None:
     destination = tmp_path / "docs" / "results" / "small"
-    path = write_results_page(small_study, destination)
+    path, _ = write_results_page(small_study, destination)
     assert path == destination / "README.md"
     text = path.read_text(encoding="utf-8")
     assert all(words in text for words in ("✓ holds", "| Arm | Parameters |", "4.00 GiB"))

@@ -41,6 +41,7 @@ def test_what_an_arm_leaves_out_is_its_groups(tmp_path):
             },
         },
         claims=[{"claim": "weights-for-tests@2(own) - weights-for-tests(short) > 0"}],
+        not_testable=[{"says": "It is fast.", "source": "a paper", "why": "It needs a GPU."}],
     )
     study = load_study(file)
     assert (study.name, study.title) == ("tiny", "Tiny")
@@ -136,6 +137,10 @@ WRONG = {
         "group": {"evaluations": ["bpb"],
                   "arms": {"grows": {"config": FULL, "evaluations": ["bpb"]}}}
     },
+    "not_testable.0: setting 'why' is required": {"not_testable": [{"says": "a", "source": "b"}]},
+    "not_testable.0: why is empty; say it in a sentence": {
+        "not_testable": [{"says": "a", "source": "b", "why": " "}]
+    },
     "setting 'title' is required": {"title": None},
 }  # fmt: skip
 
@@ -188,7 +193,7 @@ def test_a_study_that_is_not_there(name, capsys):
         main(["study", "show", name])
     errors = capsys.readouterr().err
     assert (stop.value.code, errors.count("\n")) == (2, 1)
-    assert f"there is no study {name or repr(name)}; bundled ones are quick" in errors
+    assert f"there is no study {name or repr(name)}; bundled ones are " in errors
 
 
 def test_keys_may_be_merged_and_changed(tmp_path):

@@ -11,7 +11,9 @@ from meanbank.reports.study.document import (
     study_tables_of,
 )
 from meanbank.reports.study.loading import load_study
+from meanbank.reports.study.overview import write_overview
 from meanbank.reports.study.page import Page
+from meanbank.reports.study.published import write_published
 from meanbank.reports.study.text import document_markdown
 from meanbank.reports.tables import Table
 
@@ -38,10 +40,12 @@ def write_study_report(folder: Path | str) -> Path:
     return path
 
 
-def write_results_page(folder: Path | str, destination: Path | str) -> Path:
-    """Write a short page of a study's results: `README.md` and `figures/*.png, *.csv`, small.
+def write_results_page(folder: Path | str, destination: Path | str) -> list[Path]:
+    """Write a short page of a study's results, and anew the overview over all pages beside it.
 
-    Returns the path of the page. Raises ValueError for a folder without a study.
+    The page is `README.md`, `figures/*.png, *.csv`, small, and `claims.json`, which the overview is
+    made from: see `meanbank.reports.study.overview`. Returns the paths of the page and, where it
+    was written, of the overview. Raises ValueError for a folder without a study.
     """
     destination = Path(destination)
     study = load_study(folder)
@@ -52,7 +56,9 @@ def write_results_page(folder: Path | str, destination: Path | str) -> Path:
         write_whole(destination / "figures" / f"{figure.name}.csv", figure.csv().encode("utf-8"))
     path = destination / "README.md"
     write_whole(path, document_markdown(study.title, sections).encode("utf-8"))
-    return path
+    write_published(destination, study)
+    overview = write_overview(destination.resolve().parent)
+    return [path] if overview is None else [path, overview]
 
 
 def study_tables(folder: Path | str) -> list[Table]:

@@ -1,14 +1,14 @@
 """Claims with their verdicts: the table, and the figure of means and intervals."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from textwrap import wrap
 from typing import TYPE_CHECKING
 
 from meanbank.reports.palette import GUIDE
 from meanbank.reports.study.figure import Figure, stacked
-from meanbank.reports.study.results import Claim, Study
+from meanbank.reports.study.results import Claim, NotTestable, Study
 from meanbank.reports.tables import Row, Table
 from meanbank.reports.wording import DASH, measured, probability
 
@@ -27,6 +27,7 @@ _VERDICTS = {
     "not testable": (DASH, ""),
 }
 _INK = {"good": "#00664a", "bad": "#a63c00", "open": "#4a4a4a", "": GUIDE}
+NOT_TESTABLE = "not testable at this scale"
 _SIDES = {">": 1, ">=": 1, "<": -1, "<=": -1}
 _LETTERS = 62  # a line of a claim in the figure
 
@@ -81,41 +82,55 @@ def _cells(claim: Claim) -> tuple[str, ...]:
     return (
         "\n".join([claim.says or claim.name, *details]),
         verdict_said(claim) + expected,
-        "\n".join([_number(claim, claim.mean), *_seeds(claim)]),
+        "\n".join([number_said(claim, claim.mean), *_seeds(claim)]),
         _intervals(claim),
         threshold_said(claim),
         probability(claim.p_holm) + ("" if claim.p is None else f"\nraw: {probability(claim.p)}"),
     )
 
 
+def not_testable_table(claims: Sequence[NotTestable]) -> Table | None:
+    """Published claims that were not tested, and why; None where there are none."""
+    if not claims:
+        return None
+    return Table(
+        title=NOT_TESTABLE.capitalize(),
+        meaning=("Published claims that are out of reach of small models on a CPU.",),
+        columns=("Claim", "Why not"),
+        rows=tuple(Row(cells=(f"{c.says}\nSource: {c.source}", c.why)) for c in claims),
+        text_columns=2,
+    )
+
+
 def _seeds(claim: Claim) -> Iterator[str]:
     for values, said in ((claim.values, ""), (claim.tuning_values, "tuning: ")):
         if values:
-            yield said + ", ".join(_number(claim, value) for value in values.values())
+            yield said + ", ".join(number_said(claim, value) for value in values.values())
 
 
 def _intervals(claim: Claim) -> str:
-    lines = [_range(claim, claim.interval)]
+    lines = [range_said(claim, claim.interval)]
     if claim.interval and claim.interval_kind:
         lines.append(claim.interval_kind)
     if claim.bootstrap:
-        lines.append(f"bootstrap: {_range(claim, claim.bootstrap)}")
+        lines.append(f"bootstrap: {range_said(claim, claim.bootstrap)}")
     return "\n".join(lines)
 
 
-def _number(claim: Claim, value: float | None) -> str:
+def number_said(claim: Claim, value: float | None) -> str:
     """With as many digits as the mean of the claim has."""
     return measured(value, like=claim.mean)
 
 
-def _range(claim: Claim, interval: tuple[float, float] | None) -> str:
+def range_said(claim: Claim, interval: tuple[float, float] | None) -> str:
+    """`0.219 to 0.672`."""
     if interval is None:
         return DASH
     low, high = interval
     if math.isinf(low):
-        return f"up to {_number(claim, high)}"
-    start = _number(claim, low)
-    return f"from {start}" if math.isinf(high) else f"{start} to {_number(claim, high)}"
+        return f"up to {number_said(claim, high)}"
+    start = number_said(claim, low)
+    return f"from {start}" if math.isinf(high) else f"{start} to {number_said(claim, high)}"
 
 
 def threshold_said(claim: Claim) -> str:
@@ -123,7 +138,7 @@ def threshold_said(claim: Claim) -> str:
     if claim.threshold is None:
         return DASH
     symbol = {1: "≥", -1: "≤", 0: claim.direction}[_side(claim)]
-    return f"{symbol} {_number(claim, claim.threshold)}".strip()
+    return f"{symbol} {number_said(claim, claim.threshold)}".strip()
 
 
 def _side(claim: Claim) -> int:
@@ -146,8 +161,9 @@ def claims_figure(study: Study) -> Figure | None:
             axes.set_title("\n".join(head), fontsize=8.5, color=_INK[tone(claim)])
 
     said = (
-        f"{(claim.says or claim.name).rstrip('.')}: mean {_number(claim, claim.mean)}, interval "
-        f"{_range(claim, claim.interval)}, threshold {threshold_said(claim)}, {claim.verdict}"
+        f"{(claim.says or claim.name).rstrip('.')}: "
+        f"mean {number_said(claim, claim.mean)}, interval "
+        f"{range_said(claim, claim.interval)}, threshold {threshold_said(claim)}, {claim.verdict}"
         for claim in shown
     )
     return Figure(

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from meanbank.reports.files import as_objects
 from meanbank.reports.palette import arm_styles
-from meanbank.reports.study.claims import claims_figure, claims_table
+from meanbank.reports.study.claims import claims_figure, claims_table, not_testable_table
 from meanbank.reports.study.curves import training
 from meanbank.reports.study.figure import Figure, Looks
 from meanbank.reports.study.grids import (
@@ -177,7 +177,7 @@ def _caution(study: Study) -> str:
 
 
 def _claims(study: Study) -> Section:
-    found = claims_table(study), claims_figure(study)
+    found = claims_table(study), not_testable_table(study.not_testable), claims_figure(study)
     return _section("Claims", [block for block in found if block is not None])
 
 
@@ -219,5 +219,9 @@ def _again(study: Study) -> Section:
         "The file study.yaml beside this report says everything that was run. A finished run is "
         "not done again in the same folder."
     )
-    command = Code(text=f"meanbank study run {study.name} --out FOLDER")
-    return _section("How to run it again", [Prose(paragraphs=(said,)), command])
+    return _section("How to run it again", [Prose(paragraphs=(said,)), Code(text=command(study))])
+
+
+def command(study: Study) -> str:
+    """What runs a study again."""
+    return f"meanbank study run {study.name} --out FOLDER"

@@ -22,6 +22,7 @@ from meanbank.reports.study.results import (
     Evaluation,
     Group,
     Job,
+    NotTestable,
     Step,
     Study,
 )
@@ -43,14 +44,16 @@ def load_study(folder: Path | str) -> Study:
         for name, group in as_object(plan.get("groups")).items()
     )
     return Study(
-        name=_said(plan.get("name")) or "study.yaml",
-        title=_said(plan.get("title")) or "A study",
-        description=_said(plan.get("description")),
+        name=said(plan.get("name")) or "study.yaml",
+        title=said(plan.get("title")) or "A study",
+        description=said(plan.get("description")),
         seeds=seeds,
         tuning_seeds=tuning_seeds,
         groups=groups,
-        claims=tuple(_claim(record) for record in as_objects(verdicts.get("claims"))),
-        rule=_said(verdicts.get("rule")),
+        claims=claims_of(verdicts),
+        not_testable=not_testable_of(plan),
+        rule=said(verdicts.get("rule")),
+        outcomes=outcomes_of(verdicts),
         absent=tuple(_absent(folder, groups)),
     )
 
@@ -63,11 +66,12 @@ def _plan(path: Path) -> dict[str, Any]:
     try:
         return as_object(yaml.safe_load(content))
     except yaml.YAMLError as error:
-        said = " ".join(str(error).split())
-        raise ValueError(f"{path} is not valid YAML ({said}); run the study again") from error
+        reason = " ".join(str(error).split())
+        raise ValueError(f"{path} is not valid YAML ({reason}); run the study again") from error
 
 
-def _said(value: Any) -> str:
+def said(value: Any) -> str:
+    """As text; nothing for None."""
     return "" if value is None else str(value).strip()
 
 
@@ -90,7 +94,7 @@ def _group(
         found.append(_arm(folder, str(arm), as_object(settings), mine, seeds))
     return Group(
         name=str(name),
-        label=_said(plan.get("label")) or str(name),
+        label=said(plan.get("label")) or str(name),
         arms=tuple(found),
         match=plan.get("match"),
         comparisons=tuple(compared),
@@ -109,15 +113,15 @@ def _arm(
         seed = as_count(line.get("seed"))
         if seed is not None:  # a job that was done again: the later line counts
             jobs[bool(line.get("tuning"))][seed] = _job(folder, name, seed, line)
-    labels = [_said(line.get("label")) for line in lines]
-    label = _said(plan.get("label")) or next((one for one in labels if one), "") or name
+    labels = [said(line.get("label")) for line in lines]
+    label = said(plan.get("label")) or next((one for one in labels if one), "") or name
     counted, tuning = (tuple(found[seed] for seed in sorted(found)) for found in jobs.values())
     settings = as_object(plan.get("config"))
     return Arm(
         name=name,
         label=label,
         is_trained_here=not settings or "training" in settings,
-        config=_said(plan.get("config_name")),
+        config=said(plan.get("config_name")),
         seeds=_seeds(plan.get("seeds")) or seeds,
         jobs=counted,
         tuning=tuning,
@@ -162,12 +166,12 @@ def _evaluation(folder: Path, title: str, file: Any) -> Evaluation | None:
         return None
     return Evaluation(
         title=title,
-        task=_said(record.get("task")),
+        task=said(record.get("task")),
         settings=as_object(record.get("settings")),
         results=as_object(record.get("results")),
         produced_by=as_object(record.get("produced_by")),
-        bos_policy=_said(record.get("bos_policy")) or None,
-        prompt_hash=_said(record.get("prompt_hash")) or None,
+        bos_policy=said(record.get("bos_policy")) or None,
+        prompt_hash=said(record.get("prompt_hash")) or None,
     )
 
 
@@ -196,26 +200,48 @@ def _steps(path: Path) -> tuple[Step, ...]:
     return tuple(Step(step=step, **steps[step]) for step in sorted(steps))
 
 
+def claims_of(record: Mapping[str, Any]) -> tuple[Claim, ...]:
+    """The claims of `verdicts.json`, or of a page's `claims.json`."""
+    return tuple(map(_claim, as_objects(record.get("claims"))))
+
+
+def not_testable_of(record: Mapping[str, Any]) -> tuple[NotTestable, ...]:
+    """Those of `study.yaml`, or of a page's `claims.json`."""
+    names = ("says", "source", "why")
+    return tuple(
+        NotTestable(**{name: said(one.get(name)) for name in names})
+        for one in as_objects(record.get("not_testable"))
+    )
+
+
+def outcomes_of(record: Mapping[str, Any]) -> dict[str, str]:
+    """What outcomes mean, as `verdicts.json` or a page's `claims.json` has it."""
+    return {str(name): said(text) for name, text in as_object(record.get("outcomes")).items()}
+
+
 def _claim(record: Mapping[str, Any]) -> Claim:
+    verdict = said(record.get("verdict")) or "not measured"
     notes = record.get("notes")
     late = ("added when there were results already",) if record.get("added") is True else ()
     return Claim(
-        name=_said(record.get("claim")),
-        says=_said(record.get("says")),
-        source=_said(record.get("source")),
-        verdict=_said(record.get("verdict")) or "not measured",
-        expected=_said(record.get("expected")),
+        name=said(record.get("claim")),
+        says=said(record.get("says")),
+        source=said(record.get("source")),
+        verdict=verdict,
+        outcome=said(record.get("outcome")) or verdict,
+        each=record.get("each") is True,
+        expected=said(record.get("expected")),
         mean=as_number(record.get("mean")),
         interval=_interval(record.get("interval")),
-        interval_kind=_said(as_object(record.get("interval")).get("kind")),
+        interval_kind=said(as_object(record.get("interval")).get("kind")),
         bootstrap=_interval(record.get("bootstrap")),
         p=as_number(record.get("p")),
         p_holm=as_number(record.get("p_holm")),
         threshold=as_number(record.get("threshold")),
-        direction=_said(record.get("direction")),
+        direction=said(record.get("direction")),
         values=_numbers(record.get("values")),
         tuning_values=_numbers(record.get("tuning_values")),
-        notes=(*late, *map(_said, notes if isinstance(notes, list) else ())),
+        notes=(*late, *map(said, notes if isinstance(notes, list) else ())),
     )
 
 
@@ -235,9 +261,9 @@ def _comparisons(verdicts: dict[str, Any]) -> dict[str, list[Comparison]]:
         if mean is None or interval is None or not all(v is not None for v in counts.values()):
             continue
         one = Comparison(
-            arm=_said(record.get("first")),
-            against=_said(record.get("second")),
-            score=_said(record.get("score")),
+            arm=said(record.get("first")),
+            against=said(record.get("second")),
+            score=said(record.get("score")),
             **{name: count or 0 for name, count in counts.items()},
             mean=mean,
             low=interval[0],
@@ -245,7 +271,7 @@ def _comparisons(verdicts: dict[str, Any]) -> dict[str, list[Comparison]]:
             p_holm=as_number(record.get("p_holm")),
         )
         if one.items:
-            found.setdefault(_said(record.get("group")), []).append(one)
+            found.setdefault(said(record.get("group")), []).append(one)
     return found
 
 
@@ -264,4 +290,4 @@ def _absent(folder: Path, groups: tuple[Group, ...]) -> Iterator[Absent]:
 def _reason(failure: dict[str, Any]) -> str | None:
     if not failure:
         return None
-    return _said(failure.get("message")) or "it did not say why"
+    return said(failure.get("message")) or "it did not say why"

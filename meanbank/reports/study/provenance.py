@@ -33,7 +33,7 @@ def what_was_run(study: Study) -> list[Facts]:
     """Software and machine, then the arms, training and evaluations of each group."""
     facts = [
         Facts(title="Seeds", items=_seeds(study)),
-        Facts(title="Software and machine", items=_software(study)),
+        Facts(title="Software and machine", items=software(study)),
     ]
     for group in study.groups:
         facts += [
@@ -51,7 +51,8 @@ def _seeds(study: Study) -> Items:
     return tuple((name, value) for name, value in items if value)
 
 
-def _software(study: Study) -> Items:
+def software(study: Study) -> Items:
+    """What made the results: versions, and the machine."""
     made = [job.produced_by for job in study.jobs]
     made += [one.produced_by for job in study.jobs for one in job.evaluations.values()]
     found = ((name, _values(one.get(key) for one in made)) for key, name in _PRODUCED_BY.items())

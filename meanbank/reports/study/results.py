@@ -125,12 +125,18 @@ class Group:
 
 @dataclass(frozen=True, kw_only=True)
 class Claim:
-    """A claim and what became of it; `interval` and `bootstrap` are (low, high)."""
+    """A claim and what became of it; `interval` and `bootstrap` are (low, high).
+
+    outcome: the verdict in an overview's words, see `meanbank.studies.outcomes`. each: about each
+    seed, not their mean.
+    """
 
     name: str
     says: str
     source: str
     verdict: str
+    outcome: str
+    each: bool
     expected: str
     mean: float | None
     interval: tuple[float, float] | None
@@ -143,6 +149,15 @@ class Claim:
     values: Mapping[str, float]
     tuning_values: Mapping[str, float]
     notes: tuple[str, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class NotTestable:
+    """A published claim that the study cannot test, and why."""
+
+    says: str
+    source: str
+    why: str
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -166,7 +181,9 @@ class Study:
     tuning_seeds: tuple[int, ...]
     groups: tuple[Group, ...]
     claims: tuple[Claim, ...]
+    not_testable: tuple[NotTestable, ...]
     rule: str
+    outcomes: Mapping[str, str]
     absent: tuple[Absent, ...]
 
     @property
