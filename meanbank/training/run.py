@@ -70,6 +70,7 @@ def open_data(config: RunConfig) -> TrainingData:
         end_of_text_id=corpus.end_of_text_id,
         pack=data.pack,
         turns=[part.turns for part in corpus.parts],
+        stages=data.stages(training.steps),
     )
     description = {**corpus.description, "fingerprint": corpus.fingerprint}
     return TrainingData(batches, corpus, data.padded(corpus.vocab_size), description)
