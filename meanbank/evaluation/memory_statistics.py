@@ -40,7 +40,7 @@ class MemoryStatistics(Evaluation, tag="memory-statistics"):
     def samples(self, subject: Subject) -> Sequence[Sample]:
         if not memories_of(subject.model):
             raise ValueError(f"no layer of {subject.name} has compressed rows")
-        length = self._length(subject)
+        length = self.length(subject)
         if subject.recall is not None:
             numbers: Iterable[int] = range(self.count)
         else:
@@ -57,7 +57,7 @@ class MemoryStatistics(Evaluation, tag="memory-statistics"):
         model: Any = subject.model
         records = []
         for sample in samples:
-            tokens = self._tokens(subject, sample.content)
+            tokens = self.tokens(subject, sample.content)
             layers = layer_statistics(model, tokens)
             records.append({"prompt": prompt_hash(tokens), "layers": layers})
         return records
@@ -69,10 +69,10 @@ class MemoryStatistics(Evaluation, tag="memory-statistics"):
             told = [record["layers"][at] for record in records]
             names = {"layer": first["layer"], "memory": first["memory"]}
             means = {name: _mean(of[name] for of in told) for name in first if name not in names}
-            layers.append(names | means | _learned(model, first["layer"]))
+            layers.append(names | means | learned(model, first["layer"]))
         return {
             "documents": len(records),
-            "length": self._length(subject),
+            "length": self.length(subject),
             "layers": layers,
             "mean": {name: _mean(layer[name] for layer in layers) for name in SCORES},
         }
@@ -84,16 +84,17 @@ class MemoryStatistics(Evaluation, tag="memory-statistics"):
             if value is not None
         }
 
-    def _length(self, subject: Subject) -> int:
+    def length(self, subject: Subject) -> int:
+        """Tokens that are read of a document or sequence, where it has so many."""
         if self.sequence_length is not None:
             return self.sequence_length
         if subject.recall is not None:
             return subject.recall.curriculum[-1].length
         return subject.known_training_length("sequence_length")
 
-    def _tokens(self, subject: Subject, number: int) -> Tensor:
+    def tokens(self, subject: Subject, number: int) -> Tensor:
         """Of one document or sequence: (T,)."""
-        length, config = self._length(subject), subject.recall
+        length, config = self.length(subject), subject.recall
         if config is None:
             tokens = subject.corpus.held_out.document(number)[:length]
             return torch.from_numpy(tokens.astype(np.int64))
@@ -209,15 +210,14 @@ def _mean(values: Iterable[float | None]) -> float | None:
     return sum(known) / len(known) if known else None
 
 
-def _learned(model: MeanbankForCausalLM, layer: int) -> dict[str, Any]:
+def learned(model: MeanbankForCausalLM, layer: int) -> dict[str, Any]:
     """What a layer has learned: temperatures by query head, coefficients of its values."""
-    memory = memories_of(model)[layer]
     attention: Any = model.model.layers[layer].attention
     parts = attention.values.parts(model.model.shared_table)
     return {
         "temperatures": {
-            name.removesuffix("_temperature"): parameter.tolist()
-            for name, parameter in memory.named_parameters()
+            name.rpartition(".")[2].removesuffix("_temperature"): parameter.tolist()
+            for name, parameter in attention.named_parameters()
             if name.endswith("temperature")
         },
         "coefficients": {p.name: p.coefficient for p in parts if p.coefficient is not None},
