@@ -76,8 +76,8 @@ def variant(color: str, number: int) -> Style:
 
 def ramp(count: int) -> list[str]:
     """So many colours from light to dark, for what has an order: times, or layers."""
-    places = [number * (len(_RAMP) - 1) / max(1, count - 1) for number in range(count)]
-    return [_between(place) for place in places] if count > 1 else [_RAMP[-1]]
+    last = len(_RAMP) - 1
+    return [_between(last * number / (count - 1) if count > 1 else last) for number in range(count)]
 
 
 def _between(place: float) -> str:

@@ -36,7 +36,7 @@ def run_document(run: Run) -> list[Section]:
     return [
         Section(title="", blocks=(Facts(title="Run", items=tuple(_facts(run))),)),
         Section(title="Training", blocks=tuple(curve_figures(run))),
-        Section(title="Loss by position", blocks=tuple(loss_by_position(run)) or _POSITIONS),
+        Section(title="Use of context", blocks=tuple(loss_by_position(run)) or _POSITIONS),
         Section(title="Memories and values", blocks=tuple(layer_figures(run)) or _STATISTICS),
         Section(title="What was run", blocks=tuple(_provenance(run))),
     ]

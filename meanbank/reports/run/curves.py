@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
+from meanbank.reports.axes import log_axis
 from meanbank.reports.curves import Points
 from meanbank.reports.palette import BELOW, ramp
 from meanbank.reports.run.loading import Run
@@ -124,7 +125,7 @@ def _draw(axes: "Axes", points: Series) -> None:
     steps = [point.step for point in points]
     values = [point.value for point in points]
     if min(values) > 0 and max(values) > _WIDE * min(values) and points[0].smoothed is not None:
-        axes.set_yscale("log")
+        log_axis(axes)
     if points[0].smoothed is None:
         axes.plot(steps, values, color=_COLOR, marker="o" if len(points) < _MARKED else "")
         return
