@@ -125,6 +125,19 @@ def test_long_curves_are_thinned_to_means() -> None:
     assert thinned([]) == ()
 
 
+def test_long_statistics_are_thinned_to_means(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "long")
+    lines = [
+        {"step": s, "layers": [{"layer": 3, "rows": 2 * s, "budget": "x"}]} for s in range(120)
+    ]
+    (folder / "statistics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    points = rows(figures(folder)["memory-statistics"])
+    assert len(points) == 60
+    assert [(p["layer"], p["step"], float(p["value"])) for p in points[:2]] == [
+        ("3", "1", 1.0), ("3", "3", 5.0)
+    ]  # fmt: skip
+
+
 def test_smoothing_is_for_long_curves(tmp_path: Path) -> None:
     short = load_run(write_run(tmp_path / "short"))
     assert all(point.smoothed is None for point in curve(short, "loss"))

@@ -79,9 +79,9 @@ def curve(run: Run, name: str) -> Series:
     )
 
 
-def thinned(points: Sequence[tuple[int, float]]) -> Points:
-    """At most `_POINTS` points: the means of shares of them, at the last step of each."""
-    count = min(_POINTS, len(points))
+def thinned(points: Sequence[tuple[int, float]], most: int = _POINTS) -> Points:
+    """At most so many points: the means of shares of them, at the last step of each."""
+    count = min(most, len(points))
     edges = [index * len(points) // count for index in range(count + 1)] if count else []
     found = []
     for start, stop in pairwise(edges):

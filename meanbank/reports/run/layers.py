@@ -1,12 +1,15 @@
 """Figures of layers over training: how memories are used, and what was learned of them."""
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
+from meanbank.reports.curves import Points
 from meanbank.reports.files import as_count, as_number, as_object
 from meanbank.reports.palette import Style, ramp
+from meanbank.reports.run.curves import thinned
 from meanbank.reports.run.loading import Run
 from meanbank.reports.study.figure import Figure, legend_height, style_legend
 from meanbank.reports.wording import measured
@@ -14,6 +17,8 @@ from meanbank.reports.wording import measured
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure as Canvas
+
+Read = Callable[[Mapping[str, Any]], Iterator[tuple[str, list[float]]]]  # of a layer, by panel
 
 _STATISTICS = {
     "rows": "rows",
@@ -24,12 +29,16 @@ _STATISTICS = {
     "merge_similarity": "similarity of merged tokens",
 }
 _COLUMNS, _PANEL = 2, 1.55  # inches
-_NAMED, _MARKED = 8, 24  # layers in a legend; points of a line that have markers
+_NAMED, _BANDED = 8, 4  # layers in a legend; layers up to which bands can be told apart
+_MARKED, _POINTS = 24, 60  # points of a line that have markers; points of any line
 
 
 @dataclass(frozen=True, kw_only=True)
 class LayerPoint:
-    """A figure of one layer after `step` steps; `low` and `high` are over its heads."""
+    """A figure of one layer after `step` steps; `low` and `high` are over its heads.
+
+    Of a long run, the means of shares of its steps.
+    """
 
     panel: str
     layer: int
@@ -54,9 +63,9 @@ def layer_figures(run: Run) -> Iterator[Figure]:
         "learned",
         "Temperatures and coefficients",
         "What layers have learned beside their matrices, a line a layer. Temperatures scale the "
-        "queries: means over heads, with bands from the lowest head to the highest. Coefficients "
-        "scale the parts of the values (gamma of a bank); times the root mean square of its table, "
-        "they are what reaches the layer.",
+        "queries: means over heads, of few layers with bands from the lowest head to the highest. "
+        "Coefficients scale the parts of the values (gamma of a bank); times the root mean square "
+        "of its table, they are what reaches the layer.",
         _points(run, _learned),
     )
 
@@ -81,28 +90,30 @@ def _learned(layer: Mapping[str, Any]) -> Iterator[tuple[str, list[float]]]:
                 yield f"{name}: {said}", [value]
 
 
-def _points(run: Run, read: Any) -> list[LayerPoint]:
+def _points(run: Run, read: Read) -> list[LayerPoint]:
     """By panel, layer and step; numbers that are not finite are left out."""
-    found: dict[tuple[str, int], list[LayerPoint]] = {}
+    found: dict[tuple[str, int], dict[int, list[float]]] = {}
     for step, layers in run.statistics.items():
         for layer in layers:
             number = as_count(layer.get("layer"))
             for panel, values in read(layer):
                 if number is not None and all(map(math.isfinite, values)):
-                    low, high = (min(values), max(values)) if len(values) > 1 else (None, None)
-                    found.setdefault((panel, number), []).append(
-                        LayerPoint(
-                            panel=panel,
-                            layer=number,
-                            step=step,
-                            value=math.fsum(values) / len(values),
-                            low=low,
-                            high=high,
-                        )
-                    )
+                    found.setdefault((panel, number), {})[step] = values
     panels = list(dict.fromkeys(panel for panel, _ in found))
     order = sorted(found, key=lambda key: (panels.index(key[0]), key[1]))
-    return [point for key in order for point in found[key]]
+    return [point for key in order for point in _line(*key, found[key])]
+
+
+def _line(panel: str, layer: int, heads: Mapping[int, list[float]]) -> Iterator[LayerPoint]:
+    """heads: the values of each by step."""
+
+    def line(of: Callable[[list[float]], float]) -> Points:
+        return thinned([(step, of(values)) for step, values in heads.items()], _POINTS)
+
+    several = all(len(values) > 1 for values in heads.values())
+    for (step, value), (_, low), (_, high) in zip(line(fmean), line(min), line(max), strict=True):
+        bounds = {"low": low, "high": high} if several else {}
+        yield LayerPoint(panel=panel, layer=layer, step=step, value=value, **bounds)
 
 
 def _figure(name: str, title: str, caption: str, points: Sequence[LayerPoint]) -> Iterator[Figure]:
@@ -122,8 +133,9 @@ def _figure(name: str, title: str, caption: str, points: Sequence[LayerPoint]) -
         for axes in grid.flat[len(panels) :]:
             axes.set_visible(False)
         for axes in grid.flat[max(0, len(panels) - _COLUMNS) : len(panels)]:
-            axes.set_xlabel("steps")
             axes.tick_params(labelbottom=True)
+        for axes in grid[-1]:
+            axes.set_xlabel("steps")
         looks = [(f"layer {n}", Style(color=colors[n], marker="o")) for n in named]
         style_legend(canvas, looks)
 
@@ -145,13 +157,16 @@ def _figure(name: str, title: str, caption: str, points: Sequence[LayerPoint]) -
 
 
 def _draw(axes: "Axes", points: Iterable[LayerPoint], colors: Mapping[int, str]) -> None:
+    few = len(colors) <= _BANDED
     for layer, line in _by(points, "layer").items():
         steps, color = [point.step for point in line], colors[layer]
-        if all(point.low is not None for point in line):
-            low, high = [p.low or 0.0 for p in line], [p.high or 0.0 for p in line]
+        bounds = [(p.low, p.high) for p in line if p.low is not None and p.high is not None]
+        if few and bounds:
+            low, high = zip(*bounds, strict=True)
             axes.fill_between(steps, low, high, color=color, alpha=0.14, linewidth=0)
-        marker = "o" if len(line) <= _MARKED else ""
-        axes.plot(steps, [point.value for point in line], color=color, marker=marker, markersize=3)
+        marker = "o" if few and len(line) <= _MARKED else ""
+        look = {"marker": marker, "markersize": 3, "linewidth": 1.8 if few else 1.1}
+        axes.plot(steps, [point.value for point in line], color=color, **look)
 
 
 def _by(points: Iterable[LayerPoint], field: str) -> dict[Any, list[LayerPoint]]:
