@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -159,6 +160,7 @@ def _tables(plan: Plan) -> list[Table]:
             [*parts, ("all", *sums)],
         ),
         table("training", ["", "run"], run),
+        *_batches(plan),
         table(
             "optimizer groups, peak rates",
             ["group", "tensors", "elements", "learning rate", "decay", "betas"],
@@ -166,6 +168,15 @@ def _tables(plan: Plan) -> list[Table]:
         ),
         table(f"memory after {length} ({plan.memory.dtype})", ["", "bytes"], memory),
     ]
+
+
+def _batches(plan: Plan) -> list[Table]:
+    """The shapes of batches, where a run has several."""
+    if len(plan.stages) == 1:
+        return []
+    ends = itertools.accumulate(stage.steps for stage in plan.stages)
+    rows = [(end, of.rows, of.length) for end, of in zip(ends, plan.stages, strict=True)]
+    return [table("batches", ["to step", "rows", "tokens a row"], rows)]
 
 
 def _proposals(results: list[Proposal], config: str, other: str, by: str) -> Table:

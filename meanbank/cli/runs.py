@@ -24,12 +24,14 @@ def runs(
 
     A list tells the state of each run (running, done, stopped or failed), its steps and tokens, its
     last loss and, while it is running, the time that is left. For one run, its curves are shown:
-    loss, held-out bits per byte, learning rate and gradient norm.
+    loss, held-out bits per byte, learning rate and gradient norm; the page has the step's time,
+    loss by position and memory statistics besides, where the run has logged them.
 
     Args:
         folder: a folder that holds runs, at any depth; or the word show.
         run: after show, the folder of a run.
-        out: after show, also draw the curves as this PNG file.
+        out: after show, also write a page with all figures of the run as this HTML file, or as
+            report.html in this folder; a name that ends in .png has the curves alone.
     """
     if folder == SHOW:
         if run is None:
@@ -62,19 +64,33 @@ def show(run: Path, out: Path | None) -> int:
     """The curves of a run."""
     from meanbank.reports.console import print_table
     from meanbank.reports.curves import curve_table, draw_curves
+    from meanbank.reports.run import write_run_report
     from meanbank.training.overview import state_of
     from meanbank.training.run import read_config
 
+    file = None if out is None else _file(out)
     read_config(run)  # raises where it is no run
     state = state_of(run)
     print_table(curve_table(run))
     print(f"{state.state}, step {state.step:,} of {state.steps or 0:,}")
     if state.reason is not None:
         print(state.reason)
-    if out is not None:
-        draw_curves(run, out)
-        print(f"figure: {out}")
+    if file is not None and file.suffix == ".png":
+        draw_curves(run, file)
+        print(f"figure: {file}")
+    elif file is not None:
+        write_run_report(run, file, state=state.state, reason=state.reason)
+        print(f"report: {file}")
     return 0
+
+
+def _file(out: Path) -> Path:
+    """The file that is written; ValueError for one that is neither a page nor a picture."""
+    if out.is_dir() or not out.suffix:
+        return out / "report.html"
+    if out.suffix not in (".html", ".png"):
+        raise ValueError(f"--out {out} must end in .html or .png, or name a folder")
+    return out
 
 
 def _cells(state: RunState, folder: Path) -> tuple:

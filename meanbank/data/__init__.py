@@ -8,6 +8,7 @@ from meanbank.data.prepare import Corpus, Part, prepare_corpus
 from meanbank.data.readers import Document
 from meanbank.data.recall import Filler, RecallBatches, RecallConfig, Stage, recall_batch
 from meanbank.data.sources import Source, open_source
+from meanbank.data.stages import BatchStage, LengthStage
 from meanbank.data.tokenizer import end_of_text_id, load_tokenizer, token_bytes, train_tokenizer
 from meanbank.data.windows import Pack
 from meanbank.data.writer import PackedWriter
@@ -15,10 +16,12 @@ from meanbank.data.writer import PackedWriter
 __all__ = [
     "IGNORED",
     "Batch",
+    "BatchStage",
     "Corpus",
     "DataConfig",
     "Document",
     "Filler",
+    "LengthStage",
     "MqarConfig",
     "Pack",
     "PackedTokens",

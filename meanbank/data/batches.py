@@ -1,5 +1,6 @@
 """The contract between data and training, and batches of text windows."""
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -7,6 +8,7 @@ import numpy as np
 import torch
 
 from meanbank.data.packed import PackedTokens
+from meanbank.data.stages import BatchStage, stage_at
 from meanbank.data.windows import WINDOWS, Pack, Turns
 
 IGNORED = -100
@@ -83,6 +85,11 @@ class TextBatches:
     epoch of a source visits its windows in a random order. A batch may cross epochs. With pack
     "isolate", documents of a window do not see each other.
 
+    `stages`: parts of the run in order, of shorter rows first; the last one stays. Rows of a
+    shorter length are pieces of the same windows, in order: a step reads the tokens that it would
+    read without stages, each piece without those before it. So an epoch leaves out no more, and
+    sources keep their proportions.
+
     Raises ValueError when a source has no window.
     """
 
@@ -96,6 +103,7 @@ class TextBatches:
         end_of_text_id: int,
         pack: Pack = "stream",
         turns: Sequence[int] = (1,),
+        stages: Sequence[BatchStage] = (),
     ):
         sources = [packed] if isinstance(packed, PackedTokens) else packed
         if len(sources) != len(turns):
@@ -109,26 +117,48 @@ class TextBatches:
         self._turns = Turns(turns, seed)
         self._end = end_of_text_id
         self._isolate = pack == "isolate"
+        self._ends = list(itertools.accumulate(stage.steps for stage in stages))
+        self._pieces = [sequence_length // stage.length for stage in stages]
+
+    def rows_at(self, step: int) -> int:
+        """The number of rows of the batch of a step: `batch_size`, or more where they are short."""
+        return self.batch_size * self._pieces_at(step)
 
     def batch(self, step: int) -> Batch:
-        """The batch of this step, counted from 0: (batch_size, sequence_length)."""
-        return self.rows(step, 0, self.batch_size)
+        """The batch of this step, counted from 0: (batch_size, sequence_length).
+
+        In a stage of shorter rows it has as many tokens: (rows_at(step), length).
+        """
+        return self.rows(step, 0, self.rows_at(step))
 
     def rows(self, step: int, first: int, count: int) -> Batch:
         """`count` rows of the batch of this step, from row `first` on; the others are not read.
 
         So ranks and accumulated parts of a step make what belongs to them, of the same batch.
         """
-        check_rows(step, first, count, self.batch_size)
-        start = step * self.batch_size + first
-        sources, numbers = self._turns(np.arange(start, start + count, dtype=np.int64))
-        rows = np.empty((count, self._length + 1), dtype=np.int64)
-        for source in np.unique(sources):
-            here = sources == source
-            rows[here] = self.windows[source].tokens(numbers[here])
-        inputs, labels = rows[:, :-1], rows[:, 1:].copy()
+        check_rows(step, first, count, self.rows_at(step))
+        pieces = self._pieces_at(step)
+        windows = range(first // pieces, (first + count - 1) // pieces + 1)
+        tokens = self._windows(step * self.batch_size + windows.start, len(windows))
+        length = self._length // pieces
+        here = slice(first - windows.start * pieces, first - windows.start * pieces + count)
+        inputs = tokens[:, :-1].reshape(-1, length)[here].copy()
+        labels = tokens[:, 1:].reshape(-1, length)[here].copy()
         # Nothing in the past tells what the next document is about.
         labels[inputs == self._end] = IGNORED
-        input_ids = torch.from_numpy(inputs.copy())
+        input_ids = torch.from_numpy(inputs)
         documents = document_ids(input_ids, self._end) if self._isolate else None
         return Batch(input_ids=input_ids, labels=torch.from_numpy(labels), document_ids=documents)
+
+    def _pieces_at(self, step: int) -> int:
+        """Rows that a window is cut into at a step."""
+        return self._pieces[stage_at(self._ends, step)] if self._pieces else 1
+
+    def _windows(self, start: int, count: int) -> np.ndarray:
+        """Tokens of `count` windows of the run from number `start` on: (count, length + 1)."""
+        sources, numbers = self._turns(np.arange(start, start + count, dtype=np.int64))
+        tokens = np.empty((count, self._length + 1), dtype=np.int64)
+        for source in np.unique(sources):
+            here = sources == source
+            tokens[here] = self.windows[source].tokens(numbers[here])
+        return tokens

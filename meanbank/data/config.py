@@ -1,6 +1,7 @@
 """What a run reads: its sources, their tokenizer and split, and the shape of a batch."""
 
 import dataclasses
+import itertools
 import math
 from dataclasses import dataclass
 from fractions import Fraction
@@ -9,6 +10,7 @@ from pathlib import Path
 from meanbank.core.config import check_least
 from meanbank.data.recall import RecallConfig
 from meanbank.data.sources import RECALL, anchored_spec, check_spec
+from meanbank.data.stages import BatchStage, LengthStage, check_lengths, stage_ends
 from meanbank.data.tokenizer import HUB, SMALLEST_VOCABULARY
 from meanbank.data.windows import Pack
 
@@ -54,6 +56,9 @@ class DataConfig:
     `max_documents`, `max_tokens`: of each source, both splits together; reading stops with the
     document that reaches one of them, which is kept whole. So a part of a huge set is enough.
     `sequence_length`: tokens a row; `batch_size`: rows a batch.
+    `sequence_lengths`: of text, shorter rows at first: stages, each a `fraction` of the steps with
+    rows of a `length` that divides `sequence_length`, which the last one has. A step keeps its
+    tokens, cut into more rows: batch_size x sequence_length / length.
     `pack`: what a row holds. "stream": a window of the stream of documents, which see those before
     them. "isolate": the same windows, but a document sees only itself. "document": a piece of one
     document; what is shorter than a row, or is left at a document's ends, is in no row of that
@@ -77,6 +82,7 @@ class DataConfig:
     max_tokens: int | None = None
     sequence_length: int = 512
     batch_size: int = 8
+    sequence_lengths: tuple[LengthStage, ...] = ()
     pack: Pack = "stream"
     workers: int = 0
     recall: RecallConfig | None = None
@@ -106,6 +112,13 @@ class DataConfig:
             raise ValueError(
                 f"data.recall is for the source 'recall' only, the source is {self.source!r}"
             )
+        if self.sequence_lengths and self.recall is not None:
+            raise ValueError(
+                "data.sequence_lengths is for text; the source 'recall' has the lengths of its "
+                "data.recall.curriculum"
+            )
+        if self.sequence_lengths:
+            check_lengths(self.sequence_lengths, self.sequence_length)
 
     def _check_sources(self) -> None:
         if isinstance(self.source, str):
@@ -147,6 +160,24 @@ class DataConfig:
             for share in self.source
         )
         return dataclasses.replace(self, source=sources)
+
+    def stages(self, steps: int) -> tuple[BatchStage, ...]:
+        """The parts of a run of `steps` steps in order, each with the shape of its batches."""
+        whole = LengthStage(fraction=1.0, length=self.sequence_length)
+        parts = self.sequence_lengths or (whole,)
+        if self.recall is not None:
+            parts = self.recall.curriculum
+        ends = [0, *stage_ends([part.fraction for part in parts], steps)]
+        return tuple(
+            BatchStage(steps=end - start, rows=self._rows_of(part.length), length=part.length)
+            for (start, end), part in zip(itertools.pairwise(ends), parts, strict=True)
+        )
+
+    def _rows_of(self, length: int) -> int:
+        """Rows of a batch whose rows have `length` tokens: text keeps its tokens, recall rows."""
+        if self.recall is not None:
+            return self.batch_size
+        return self.batch_size * self.sequence_length // length
 
     @property
     def isolated(self) -> bool:

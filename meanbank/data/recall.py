@@ -1,6 +1,5 @@
 """Associative recall: read key-value pairs among filler, then name the value of queried keys."""
 
-import math
 from dataclasses import dataclass
 from typing import Literal, get_args
 
@@ -9,6 +8,7 @@ import torch
 
 from meanbank.core.config import check_least
 from meanbank.data.batches import IGNORED, Batch, check_rows
+from meanbank.data.stages import check_fractions, stage_at, stage_ends
 
 Filler = Literal["diverse", "repeated"]
 
@@ -57,11 +57,7 @@ class RecallConfig:
         check_least(self, 1, "keys", "values", "fillers", "queries", "period", of="recall.")
         if not self.curriculum:
             raise ValueError("recall.curriculum needs at least one stage")
-        fractions = [stage.fraction for stage in self.curriculum]
-        if min(fractions) <= 0 or not math.isclose(sum(fractions), 1, abs_tol=1e-6):
-            raise ValueError(
-                f"the fractions of recall.curriculum must be positive with sum 1, got {fractions}"
-            )
+        check_fractions([stage.fraction for stage in self.curriculum], "recall.curriculum")
         for stage in self.curriculum:
             for pairs in stage.pairs:
                 check_room(stage.length, pairs, self)
@@ -73,8 +69,7 @@ class RecallConfig:
 
     def stage_ends(self, steps: int) -> list[int]:
         """The step before which each stage of the curriculum ends, in a run of `steps` steps."""
-        fractions = np.cumsum([stage.fraction for stage in self.curriculum])
-        return np.round(fractions * steps).astype(int).tolist()
+        return stage_ends([stage.fraction for stage in self.curriculum], steps)
 
 
 def check_room(length: int, pairs: int, config: RecallConfig) -> None:
@@ -167,8 +162,11 @@ class RecallBatches:
 
     def stage(self, step: int) -> Stage:
         """The stage of the curriculum at a step; after the last step the last stage stays."""
-        stages = zip(self._ends, self.config.curriculum, strict=True)
-        return next((stage for end, stage in stages if step < end), self.config.curriculum[-1])
+        return self.config.curriculum[stage_at(self._ends, step)]
+
+    def rows_at(self, step: int) -> int:
+        """The number of rows of the batch of a step."""
+        return self.batch_size
 
     def batch(self, step: int) -> Batch:
         """The batch of this step, counted from 0: (batch_size, length of its stage)."""

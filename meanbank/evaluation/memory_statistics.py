@@ -47,7 +47,7 @@ class MemoryStatistics(Sequences, tag="memory-statistics"):
             told = [record["layers"][at] for record in records]
             names = {"layer": first["layer"], "memory": first["memory"]}
             means = {name: _mean(of[name] for of in told) for name in first if name not in names}
-            layers.append(names | means | _learned(model, first["layer"]))
+            layers.append(names | means | learned(model, first["layer"]))
         return {
             "documents": len(records),
             "length": self.length(subject),
@@ -184,15 +184,14 @@ def _mean(values: Iterable[float | None]) -> float | None:
     return sum(known) / len(known) if known else None
 
 
-def _learned(model: MeanbankForCausalLM, layer: int) -> dict[str, Any]:
+def learned(model: MeanbankForCausalLM, layer: int) -> dict[str, Any]:
     """What a layer has learned: temperatures by query head, coefficients of its values."""
-    memory = memories_of(model)[layer]
     attention: Any = model.model.layers[layer].attention
     parts = attention.values.parts(model.model.shared_table)
     return {
         "temperatures": {
-            name.removesuffix("_temperature"): parameter.tolist()
-            for name, parameter in memory.named_parameters()
+            name.rpartition(".")[2].removesuffix("_temperature"): parameter.tolist()
+            for name, parameter in attention.named_parameters()
             if name.endswith("temperature")
         },
         "coefficients": {p.name: p.coefficient for p in parts if p.coefficient is not None},

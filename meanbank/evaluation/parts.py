@@ -64,7 +64,7 @@ class Parts(Windows, tag="parts"):
         windows = len(records) // (1 + len(parts))
         groups = [records[first : first + windows] for first in range(0, len(records), windows)]
         whole, *others = groups
-        rms = _RootMeanSquares()
+        rms = RootMeanSquares()
         found = [
             _result(part, whole, without, rms)
             for part, without in zip(parts.values(), others, strict=True)
@@ -137,7 +137,7 @@ class WindowOfKVM(WindowMemory):
 
 
 def _result(
-    part: LayerPart, whole: Sequence[Record], without: Sequence[Record], rms: "_RootMeanSquares"
+    part: LayerPart, whole: Sequence[Record], without: Sequence[Record], rms: "RootMeanSquares"
 ) -> dict[str, Any]:
     coefficient = table_rms = product = None
     if isinstance(part.part, Part):
@@ -165,7 +165,7 @@ def _result(
     }
 
 
-class _RootMeanSquares:
+class RootMeanSquares:
     """Of all numbers of a table, wherever it is stored; a shared one is read once."""
 
     def __init__(self) -> None:

@@ -33,6 +33,16 @@ def byte_axis(axes: "Axes") -> None:
     axes.yaxis.set_major_formatter(FuncFormatter(lambda size, _: _round_size(size)))
 
 
+def log_axis(axes: "Axes") -> None:
+    """A logarithmic axis of plain numbers, upright."""
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
+
+    axes.set_yscale("log")
+    axes.yaxis.set_major_locator(LogLocator(numticks=6))
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    axes.yaxis.set_minor_formatter(NullFormatter())
+
+
 def mark_tokens(axes: "Axes", tokens: int, text: str) -> None:
     """A dotted upright line, named at its upper end."""
     axes.axvline(tokens, color=GUIDE, linewidth=1, linestyle=(0, (1, 2)), zorder=1)

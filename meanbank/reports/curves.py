@@ -1,7 +1,7 @@
 """The curves of one run, as a table with small lines of blocks and as a figure."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,7 @@ Points = tuple[tuple[int, float], ...]
 def run_curves(run: Path | str) -> dict[str, Points]:
     """(step, value) by name of `CURVES`, of what the run has; ValueError where it has nothing."""
     lines = read_json_lines(Path(run) / "metrics.jsonl")
-    found = {name: points for name in CURVES if (points := _by_step(lines, name))}
+    found = {name: points for name in CURVES if (points := by_step(lines, name))}
     if not found:
         raise ValueError(f"{run} has no metrics yet")
     return found
@@ -83,7 +83,7 @@ def draw_curves(run: Path | str, path: Path) -> None:
             axes.plot(steps, values, color="#0072B2", marker="o" if len(points) < 20 else "")
 
 
-def _by_step(lines: list[dict[str, Any]], key: str) -> Points:
+def by_step(lines: Sequence[Mapping[str, Any]], key: str) -> Points:
     """(step, value) of the lines of a run's metrics that have such a value, by step."""
     # A resumed run repeats the steps after its checkpoint: the later line counts.
     values: dict[int, float] = {}

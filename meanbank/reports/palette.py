@@ -44,6 +44,7 @@ FORM_COLORS = {
 }
 
 _COLORS = ("#222222", "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#B8860B")
+_RAMP = ("#F0A202", "#D1495B", "#7B2D8B", "#12355B")  # each darker than the one before
 _MARKERS = ("o", "D", "v", "s", "P", "^", "X")
 _DASHES: tuple[tuple[float, ...], ...] = ((), (5, 2), (2, 1.5), (6, 1.5, 1.5, 1.5))
 
@@ -71,6 +72,20 @@ def variant(color: str, number: int) -> Style:
     """A look of that colour; markers and dashes go by the number."""
     dashes = _DASHES[number % len(_DASHES)]
     return Style(color=color, marker=_MARKERS[number % len(_MARKERS)], dashes=dashes)
+
+
+def ramp(count: int) -> list[str]:
+    """So many colours from light to dark, for what has an order: times, or layers."""
+    last = len(_RAMP) - 1
+    return [_between(last * number / (count - 1) if count > 1 else last) for number in range(count)]
+
+
+def _between(place: float) -> str:
+    """The colour at a place of the ramp, counted in its colours."""
+    first = min(int(place), len(_RAMP) - 2)
+    ends = [[int(color[at : at + 2], 16) for at in (1, 3, 5)] for color in _RAMP[first : first + 2]]
+    mixed = [low + (high - low) * (place - first) for low, high in zip(*ends, strict=True)]
+    return "#" + "".join(f"{round(part):02X}" for part in mixed)
 
 
 def _looks() -> Iterator[Style]:

@@ -22,6 +22,10 @@ class TrainingConfig:
     warmup_steps: the learning rate rises over these; default the recipe's, a tenth of the steps and
         at most 200 (bov: 40).
     evaluate_every: steps between held-out evaluations (0: never), on evaluation_tokens tokens.
+    position_loss_every: steps between those whose own loss is written down by position, as
+        `loss_at/4-7` in the metrics (0: never).
+    memory_statistics_every: steps between looks at how memories are used, on one held-out document
+        (recall: sequence), for `statistics.jsonl` (0: never).
     checkpoint_every: steps between checkpoints (0: at the end only); keep_last: how many stay;
         keep_every: at multiples of so many steps one is written that stays forever (0: none).
     write_behind: training goes on for so many steps while a checkpoint is written, then it waits.
@@ -37,6 +41,8 @@ class TrainingConfig:
     warmup_steps: int | None = None
     evaluate_every: int = 0
     evaluation_tokens: int = 65536
+    position_loss_every: int = 0
+    memory_statistics_every: int = 0
     checkpoint_every: int = 0
     keep_last: int = 1
     keep_every: int = 0
@@ -47,7 +53,9 @@ class TrainingConfig:
     def __post_init__(self) -> None:
         ones = ("steps", "keep_last", "write_behind", "evaluation_tokens", "accumulation")
         check_least(self, 1, *ones)
-        check_least(self, 0, "seed", "evaluate_every", "checkpoint_every", "keep_every")
+        every = ("evaluate_every", "checkpoint_every", "keep_every")
+        every += ("position_loss_every", "memory_statistics_every")
+        check_least(self, 0, "seed", *every)
         if self.warmup_steps is None:
             warmup_steps = self.recipe.default_warmup_steps(self.steps)
             object.__setattr__(self, "warmup_steps", warmup_steps)
@@ -58,12 +66,19 @@ class TrainingConfig:
             )
 
 
+def due(every: int, step: int) -> bool:
+    """Whether what is done every so many steps (0: never) is done after this one."""
+    return every > 0 and step % every == 0
+
+
 # What may change when a run is resumed: none of it changes what is learnt, but for rounding.
 FREE_SETTINGS = (
     "description",
     "data.workers",
     "training.evaluate_every",
     "training.evaluation_tokens",
+    "training.position_loss_every",
+    "training.memory_statistics_every",
     "training.checkpoint_every",
     "training.keep_last",
     "training.keep_every",

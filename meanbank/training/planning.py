@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterable
 from typing import Any, Literal, cast
 
 from meanbank.core.flops import Flops
+from meanbank.data.stages import BatchStage
 from meanbank.data.tokenizer import load_tokenizer, token_bytes
 from meanbank.model import MeanbankForCausalLM
 from meanbank.model.accounting import (
@@ -73,9 +74,10 @@ class Plan:
     """What one run costs.
 
     num_parameters, parameters: their number, and that by part. flops, flops_per_token: FLOPs a
-    token at `sequence_length` tokens, by part and in all, as `convention` counts. tokens,
-    training_flops: of the whole run, each stage of a curriculum at its own length. groups: learning
-    rates and decays at their peaks, in a run of that many steps.
+    token at `sequence_length` tokens, by part and in all, as `convention` counts. stages: the parts
+    of the run by the shape of their batches. tokens, training_flops: of the whole run, each stage
+    at its own length. groups: learning rates and decays at their peaks, in a run of that many
+    steps.
     """
 
     description: str
@@ -88,6 +90,7 @@ class Plan:
     flops_per_token: float
     tokens_per_step: int
     steps: int
+    stages: tuple[BatchStage, ...]
     tokens: int
     training_flops: float
     groups: tuple[GroupPlan, ...]
@@ -130,6 +133,7 @@ def plan_run(
         flops_per_token=sum(part.total for part in parts.values()),
         tokens_per_step=tokens_per_step,
         steps=steps,
+        stages=stages(planned),
         tokens=training_tokens(planned),
         training_flops=training_flops(model, planned, convention),
         groups=groups_of(config, model, steps),
@@ -176,22 +180,14 @@ def batch_shape(config: RunConfig) -> tuple[int, int]:
     return max(stage.length for stage in stages), round(average * data.batch_size)
 
 
-def stages(config: RunConfig) -> list[tuple[int, int]]:
-    """(steps, tokens a sequence) of the parts of a run in order: recall's stages, else one."""
-    steps, recall = config.training.steps, config.data.recall
-    if recall is None:
-        return [(steps, config.data.sequence_length)]
-    ends = [0, *recall.stage_ends(steps)]
-    lengths = [stage.length for stage in recall.curriculum]
-    return [
-        (end - start, length)
-        for start, end, length in zip(ends[:-1], ends[1:], lengths, strict=True)
-    ]
+def stages(config: RunConfig) -> tuple[BatchStage, ...]:
+    """The parts of a run in order: those of its sequence lengths or of recall, else one."""
+    return config.data.stages(config.training.steps)
 
 
 def training_tokens(config: RunConfig) -> int:
     """Tokens that a run trains on."""
-    return sum(steps * config.data.batch_size * length for steps, length in stages(config))
+    return sum(stage.tokens for stage in stages(config))
 
 
 def training_flops(
@@ -199,9 +195,9 @@ def training_flops(
 ) -> float:
     """FLOPs of a run of that model."""
     total = 0.0
-    for steps, length in stages(config):
-        parts = flops_per_token(model, length, convention).values()
-        total += steps * config.data.batch_size * length * sum(part.total for part in parts)
+    for stage in stages(config):
+        parts = flops_per_token(model, stage.length, convention).values()
+        total += stage.tokens * sum(part.total for part in parts)
     return total
 
 

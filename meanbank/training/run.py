@@ -3,6 +3,7 @@
 RUN/config.yaml     the resolved configuration
 RUN/run.json        version, seed, data and sizes
 RUN/metrics.jsonl   one JSON line a step
+RUN/statistics.jsonl   how memories are used, where that is asked for: see `statistics`
 RUN/checkpoints/    the last checkpoints, each a Hugging Face folder
 RUN/evaluations/    results
 RUN/lock, RUN/status.json   who has it, and what became of it: see `claim`
@@ -31,6 +32,7 @@ from meanbank.training.claim import LOCK
 from meanbank.training.config import FREE_SETTINGS, RunConfig, load_config
 
 CONFIG, RUN, METRICS = "config.yaml", "run.json", "metrics.jsonl"
+STATISTICS = "statistics.jsonl"
 TOLD = 4  # settings that differ, in one line
 
 
@@ -70,6 +72,7 @@ def open_data(config: RunConfig) -> TrainingData:
         end_of_text_id=corpus.end_of_text_id,
         pack=data.pack,
         turns=[part.turns for part in corpus.parts],
+        stages=data.stages(training.steps),
     )
     description = {**corpus.description, "fingerprint": corpus.fingerprint}
     return TrainingData(batches, corpus, data.padded(corpus.vocab_size), description)

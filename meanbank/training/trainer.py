@@ -19,7 +19,7 @@ from meanbank.evaluation import BitsPerByte, run_evaluation
 from meanbank.model import MeanbankForCausalLM
 from meanbank.training.checkpoint import checkpoints, load_checkpoint, snapshot
 from meanbank.training.claim import check_unclaimed, claimed, recorded
-from meanbank.training.config import RunConfig
+from meanbank.training.config import RunConfig, due
 from meanbank.training.finite import (
     NonFiniteError,
     is_finite,
@@ -28,8 +28,10 @@ from meanbank.training.finite import (
 )
 from meanbank.training.gradients import clip, numbers_of
 from meanbank.training.metrics import Metrics, Stopwatch
+from meanbank.training.positions import PositionLosses
 from meanbank.training.run import (
     METRICS,
+    STATISTICS,
     TrainingData,
     check_free,
     check_resumable,
@@ -43,6 +45,7 @@ from meanbank.training.run import (
     write_run_info,
 )
 from meanbank.training.signals import Interrupted, StopSignals
+from meanbank.training.statistics import StatisticsLog
 from meanbank.training.writer import CheckpointWriter
 
 HELD_OUT = "held_out_bpb"
@@ -126,6 +129,8 @@ class Trainer:
         steps, workers = self.config.training.steps, self.config.data.workers
         self._resume()
         write_run_info(self.out, self.config, self.model, self.data)
+        subject = subject_of(self.config, self.model, self.data.corpus)
+        statistics = StatisticsLog(self.out / STATISTICS, self.step, subject)
         started, title = time.monotonic(), f"train {self.out.name}"
         ahead = batches_ahead(self.data.batches, range(self.step, steps), workers)
         with (
@@ -144,6 +149,8 @@ class Trainer:
                 report(
                     1, f"loss {figures['loss']:.3f}, {figures['tokens_per_second']:,.0f} tokens/s"
                 )
+                if due(self.config.training.memory_statistics_every, self.step):
+                    statistics.write(self.step)
                 if self._evaluation_due():
                     self._evaluate(metrics, stop)
                 if self._save_due():
@@ -162,10 +169,11 @@ class Trainer:
             batch = next(batches)
             parts = batch.parts(settings.accumulation)
             parts, targets = [part.to(self.model.device) for part in parts], batch.targets
+        positions = PositionLosses() if due(settings.position_loss_every, self.step + 1) else None
         loss = 0.0
         for part in parts:  # each leaves its share of the gradient in the parameters
             with watch("forward_seconds"):
-                share = self._loss(part, targets)
+                share = self._loss(part, targets, positions)
                 loss += share.item()
             with watch("backward_seconds"):
                 share.backward()
@@ -185,10 +193,11 @@ class Trainer:
             "tokens": self.tokens,
             "tokens_per_second": batch.input_ids.numel() / (time.perf_counter() - began),
             **watch.seconds,
+            **({} if positions is None else positions.means()),
         }
 
-    def _loss(self, batch: Batch, targets: int) -> Tensor:
-        loss = language_loss(self.model, batch, targets)
+    def _loss(self, batch: Batch, targets: int, positions: PositionLosses | None) -> Tensor:
+        loss = language_loss(self.model, batch, targets, positions)
         if not is_finite(loss):
             again = functools.partial(language_loss, self.model, batch, targets)
             raise NonFiniteError(
@@ -216,7 +225,7 @@ class Trainer:
     def _save_due(self) -> bool:
         settings = self.config.training
         every = (settings.checkpoint_every, settings.keep_every)
-        return self.step == settings.steps or any(n and self.step % n == 0 for n in every)
+        return self.step == settings.steps or any(due(n, self.step) for n in every)
 
     def _save(self, metrics: Metrics) -> None:
         broken = non_finite_names(self.model.named_parameters())
@@ -239,8 +248,7 @@ class Trainer:
         settings = self.config.training
         if self.data.corpus is None or not self.step:
             return False
-        every = settings.evaluate_every
-        return self.step == settings.steps or (every > 0 and self.step % every == 0)
+        return self.step == settings.steps or due(settings.evaluate_every, self.step)
 
     def _evaluate(self, metrics: Metrics, stop: StopSignals) -> None:
         """Write down bits per byte of held-out text; when a signal comes, it is left for later."""
@@ -280,15 +288,22 @@ class Trainer:
             raise problem
 
 
-def language_loss(model: MeanbankForCausalLM, batch: Batch, targets: int) -> Tensor:
+def language_loss(
+    model: MeanbankForCausalLM,
+    batch: Batch,
+    targets: int,
+    positions: PositionLosses | None = None,
+) -> Tensor:
     """Cross-entropy in nats, summed over what is not ignored and divided by `targets`.
 
     With the batch's own number of targets it is their mean; with that of a larger batch, the part
-    of its mean that these rows are.
+    of its mean that these rows are. positions: takes the losses by position, too.
     """
     logits = model(
         input_ids=batch.input_ids, document_ids=batch.document_ids, use_cache=False
     ).logits
     logits = logits.flatten(0, 1).to(torch.promote_types(logits.dtype, torch.float32))
+    if positions is not None:
+        positions.add(logits, batch)
     total = F.cross_entropy(logits, batch.labels.flatten(), ignore_index=IGNORED, reduction="sum")
     return total / targets

@@ -35,6 +35,12 @@ def test_list_and_show(trained, tmp_path, capsys, monkeypatch):
         assert name in shown
     assert "done, step 6 of 6" in shown
     assert figure.read_bytes().startswith(b"\x89PNG")
+    picture = figure.read_bytes()
+    monkeypatch.setattr("meanbank.reports.run.png", lambda size, draw: picture)
+    for out, file in (("page.html", "page.html"), ("folder", "folder/report.html")):
+        assert run("runs", "show", str(trained), "--out", str(tmp_path / out)) == 0
+        assert str(tmp_path / file) in capsys.readouterr().out.replace("\n", "")
+        assert "<dd>6 of 6</dd>" in (tmp_path / file).read_text(encoding="utf-8")
 
 
 def test_a_run_in_each_state(trained, tmp_path, capsys):
@@ -77,6 +83,7 @@ def test_a_run_in_each_state(trained, tmp_path, capsys):
         (["missing"], "there is no folder missing"),
         (["show"], "which run? meanbank runs show RUN"),
         (["show", "EMPTY"], "is not a run folder"),
+        (["show", "EMPTY", "--out", "x.pdf"], "--out x.pdf must end in .html or .png"),
         (["EMPTY", "--out", "x.png"], "x.png: only `meanbank runs show RUN` takes more"),
     ],
 )

@@ -66,7 +66,7 @@ def test_in_the_loss_of_one_part(config_file, tmp_path, monkeypatch):
     loss_of, parts = trainer_module.language_loss, []
 
     def plant(trainer):
-        def poisoned(model, batch, targets):
+        def poisoned(model, batch, targets, positions=None):
             parts.append(batch)
             return loss_of(model, batch, targets) * (NAN if len(parts) > 1 else 1.0)
 

@@ -1,7 +1,7 @@
 """What was run, for readers who want to run it again: each fact once, with all its values."""
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -55,6 +55,11 @@ def software(study: Study) -> Items:
     """What made the results: versions, and the machine."""
     made = [job.produced_by for job in study.jobs]
     made += [one.produced_by for job in study.jobs for one in job.evaluations.values()]
+    return software_items(made)
+
+
+def software_items(made: Sequence[Mapping[str, Any]]) -> Items:
+    """Software and machine of results, each fact once with all its values."""
     found = ((name, _values(one.get(key) for one in made)) for key, name in _PRODUCED_BY.items())
     return tuple((name, value) for name, value in found if value)
 
@@ -89,9 +94,14 @@ def _training(group: Group) -> Items:
         ("Steps", _values(run.get("steps") for run in runs)),
         ("Longest sequence", _values(run.get("sequence_length") for run in runs)),
     ]
+    return (*((name, value) for name, value in items if value), *data_items(runs))
+
+
+def data_items(runs: Sequence[Mapping[str, Any]]) -> Items:
+    """What the files `run.json` of runs tell of their data."""
     flat = [_flattened(run.get("data"), "Data") for run in runs]
     names = dict.fromkeys(name for one in flat for name in one)
-    items += [(name, _values(one.get(name) for one in flat)) for name in names]
+    items = [(name, _values(one.get(name) for one in flat)) for name in names]
     return tuple((name, value) for name, value in items if value)
 
 
