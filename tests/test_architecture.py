@@ -32,7 +32,16 @@ MAY_IMPORT["studies"] = set(MAY_IMPORT)
 MAY_IMPORT["cli"] = set(MAY_IMPORT)
 
 # Extras, and dependencies that are only for studies and reports: not imported by `import meanbank`.
-EXTRAS = ["datasets", "pyarrow", "triton", "lm_eval", "tensorboard", "wandb", "submitit"]
+EXTRAS = [
+    "datasets",
+    "pyarrow",
+    "triton",
+    "lm_eval",
+    "tensorboard",
+    "wandb",
+    "trackio",
+    "submitit",
+]
 REPORTING = ["matplotlib", "scipy"]
 
 

@@ -12,6 +12,8 @@ from meanbank.data import DataConfig
 from meanbank.model import MeanbankConfig
 from meanbank.training.recipes import KVMRecipe, Recipe
 
+TrackerName = Literal["tensorboard", "wandb", "trackio"]
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TrainingConfig:
@@ -28,6 +30,8 @@ class TrainingConfig:
         A kill loses at most checkpoint_every steps, and with more than 1 here as many more.
     accumulation: a batch goes through the model in so many parts, one after the other, which takes
         less memory; the gradient is that of the whole batch, but for rounding.
+    trackers: who is told the metrics besides metrics.jsonl; each is an extra of its name. Nothing
+        is sent anywhere unless the environment says so, see `meanbank.training.trackers`.
     device: "auto" takes a GPU where there is one.
     """
 
@@ -42,12 +46,15 @@ class TrainingConfig:
     keep_every: int = 0
     write_behind: int = 1
     accumulation: int = 1
+    trackers: tuple[TrackerName, ...] = ()
     device: Literal["auto", "cpu", "cuda"] = "auto"
 
     def __post_init__(self) -> None:
         ones = ("steps", "keep_last", "write_behind", "evaluation_tokens", "accumulation")
         check_least(self, 1, *ones)
         check_least(self, 0, "seed", "evaluate_every", "checkpoint_every", "keep_every")
+        if len(set(self.trackers)) < len(self.trackers):
+            raise ValueError(f"trackers must be named once, got {', '.join(self.trackers)}")
         if self.warmup_steps is None:
             warmup_steps = self.recipe.default_warmup_steps(self.steps)
             object.__setattr__(self, "warmup_steps", warmup_steps)
@@ -69,6 +76,7 @@ FREE_SETTINGS = (
     "training.keep_every",
     "training.write_behind",
     "training.accumulation",
+    "training.trackers",
     "training.device",
 )
 

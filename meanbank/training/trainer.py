@@ -43,6 +43,7 @@ from meanbank.training.run import (
     write_run_info,
 )
 from meanbank.training.signals import Interrupted, StopSignals
+from meanbank.training.trackers import check_trackers, tracking
 from meanbank.training.writer import CheckpointWriter
 
 HELD_OUT = "held_out_bpb"
@@ -61,6 +62,7 @@ def train(config: RunConfig, out: str | Path, *, resume: bool = False, force: bo
     """
     out = Path(out)
     device = choose_device(config.training.device)
+    check_trackers(config.training.trackers)
     check_unclaimed(out)
     if resume:
         check_resumable(out, config)
@@ -127,10 +129,12 @@ class Trainer:
         self._resume()
         write_run_info(self.out, self.config, self.model, self.data)
         started, title = time.monotonic(), f"train {self.out.name}"
+        wanted = self.config.training.trackers
         ahead = batches_ahead(self.data.batches, range(self.step, steps), workers)
         with (
             StopSignals() as stop,
-            Metrics(self.out / METRICS, self.step) as metrics,
+            tracking(wanted, self.out, self.step, self.config.plain()) as trackers,
+            Metrics(self.out / METRICS, self.step, trackers) as metrics,
             self.writer,
             progress(title, steps, done=self.step) as report,
             contextlib.closing(ahead) as batches,
