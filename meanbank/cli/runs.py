@@ -24,7 +24,8 @@ def runs(
 
     A list tells the state of each run (running, done, stopped or failed), its steps and tokens, its
     last loss and, while it is running, the time that is left. For one run, its curves are shown:
-    loss, held-out bits per byte, learning rate and gradient norm.
+    loss, held-out bits per byte, learning rate and gradient norm; and where the time of its steps
+    went.
 
     Args:
         folder: a folder that holds runs, at any depth; or the word show.
@@ -59,15 +60,19 @@ def list_runs(folder: Path) -> int:
 
 
 def show(run: Path, out: Path | None) -> int:
-    """The curves of a run."""
+    """The curves of a run, and where the time of its steps went."""
     from meanbank.reports.console import print_table
     from meanbank.reports.curves import curve_table, draw_curves
+    from meanbank.reports.pace import pace_table
     from meanbank.training.overview import state_of
     from meanbank.training.run import read_config
 
     read_config(run)  # raises where it is no run
     state = state_of(run)
     print_table(curve_table(run))
+    pace = pace_table(run)
+    if pace is not None:
+        print_table(pace)
     print(f"{state.state}, step {state.step:,} of {state.steps or 0:,}")
     if state.reason is not None:
         print(state.reason)

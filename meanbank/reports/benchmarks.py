@@ -7,7 +7,7 @@ from typing import Any
 
 from meanbank.reports.files import csv_text, read_json_lines
 from meanbank.reports.tables import Row, Table
-from meanbank.reports.wording import DASH, binary_size, length, rate
+from meanbank.reports.wording import DASH, binary_size, length, percent, rate
 
 Record = dict[str, Any]
 Points = dict[int, float]  # length -> seconds
@@ -330,11 +330,6 @@ def times(value: float | None) -> str:
     if value is None:
         return DASH
     return f"{value:.1f}" if value >= 1 else f"{value:.2f}"
-
-
-def percent(value: float | None) -> str:
-    """`0.123` -> `12 %`."""
-    return DASH if value is None else f"{100 * value:.0f} %"
 
 
 def _three(value: float) -> str:

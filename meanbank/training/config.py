@@ -32,6 +32,8 @@ class TrainingConfig:
         less memory; the gradient is that of the whole batch, but for rounding.
     trackers: who is told the metrics besides metrics.jsonl; each is an extra of its name. Nothing
         is sent anywhere unless the environment says so, see `meanbank.training.trackers`.
+    utilization: measure what this machine can do, a second at the start, and log the share of it
+        that each step uses.
     device: "auto" takes a GPU where there is one.
     """
 
@@ -47,6 +49,7 @@ class TrainingConfig:
     write_behind: int = 1
     accumulation: int = 1
     trackers: tuple[TrackerName, ...] = ()
+    utilization: bool = False
     device: Literal["auto", "cpu", "cuda"] = "auto"
 
     def __post_init__(self) -> None:
@@ -77,6 +80,7 @@ FREE_SETTINGS = (
     "training.write_behind",
     "training.accumulation",
     "training.trackers",
+    "training.utilization",
     "training.device",
 )
 

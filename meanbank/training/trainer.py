@@ -28,6 +28,7 @@ from meanbank.training.finite import (
 )
 from meanbank.training.gradients import clip, numbers_of
 from meanbank.training.metrics import Metrics, Stopwatch
+from meanbank.training.pace import Pace, measured_ceiling
 from meanbank.training.run import (
     METRICS,
     TrainingData,
@@ -119,6 +120,7 @@ class Trainer:
             out, keep_last=settings.keep_last, keep_every=settings.keep_every
         )
         self.facts = {"config": config_hash(config), "data": data.description.get("fingerprint")}
+        self.pace = Pace(model)
         self.step = 0  # steps done
         self.saved: int | None = None  # step of the last checkpoint
         self.tokens = 0
@@ -127,7 +129,9 @@ class Trainer:
     def run(self) -> None:
         steps, workers = self.config.training.steps, self.config.data.workers
         self._resume()
-        write_run_info(self.out, self.config, self.model, self.data)
+        if self.config.training.utilization:
+            self.pace = Pace(self.model, measured_ceiling(self.model))
+        write_run_info(self.out, self.config, self.model, self.data, self.pace.ceiling)
         started, title = time.monotonic(), f"train {self.out.name}"
         wanted = self.config.training.trackers
         ahead = batches_ahead(self.data.batches, range(self.step, steps), workers)
@@ -144,10 +148,10 @@ class Trainer:
             while self.step < steps and stop.number is None:
                 figures = self._train_step(batches)
                 self._keep_up()
-                metrics.write(self.step, **figures, seconds=time.monotonic() - started)
-                report(
-                    1, f"loss {figures['loss']:.3f}, {figures['tokens_per_second']:,.0f} tokens/s"
-                )
+                with self.pace.logging():
+                    metrics.write(self.step, **figures, seconds=time.monotonic() - started)
+                    speed = f"{figures['tokens_per_second']:,.0f} tokens/s"
+                    report(1, f"loss {figures['loss']:.3f}, {speed}")
                 if self._evaluation_due():
                     self._evaluate(metrics, stop)
                 if self._save_due():
@@ -182,13 +186,15 @@ class Trainer:
             gradient_norm = norm.item()
         self.step += 1
         self.tokens += batch.input_ids.numel()
+        seconds = time.perf_counter() - began
         return {
             "loss": loss,
             "gradient_norm": gradient_norm,
             "learning_rate": self.optimizer.param_groups[0]["lr"],
             "tokens": self.tokens,
-            "tokens_per_second": batch.input_ids.numel() / (time.perf_counter() - began),
+            "tokens_per_second": batch.input_ids.numel() / seconds,
             **watch.seconds,
+            **self.pace.figures(batch.input_ids, seconds, watch.seconds),
         }
 
     def _loss(self, batch: Batch, targets: int) -> Tensor:
