@@ -23,7 +23,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "model": LIBRARY - {"model"},
     "data": {"core"},
     "interop": LIBRARY,
-    "training": LIBRARY | {"data", "evaluation"},  # it evaluates as it goes
+    # it evaluates as it goes, and measures what the machine can do
+    "training": LIBRARY | {"data", "evaluation", "benchmarks"},
     "evaluation": LIBRARY | {"data"},
     "benchmarks": LIBRARY | {"data"},
     "reports": set(),
@@ -32,7 +33,16 @@ MAY_IMPORT["studies"] = set(MAY_IMPORT)
 MAY_IMPORT["cli"] = set(MAY_IMPORT)
 
 # Extras, and dependencies that are only for studies and reports: not imported by `import meanbank`.
-EXTRAS = ["datasets", "pyarrow", "triton", "lm_eval", "tensorboard", "wandb", "submitit"]
+EXTRAS = [
+    "datasets",
+    "pyarrow",
+    "triton",
+    "lm_eval",
+    "tensorboard",
+    "wandb",
+    "trackio",
+    "submitit",
+]
 REPORTING = ["matplotlib", "scipy"]
 
 

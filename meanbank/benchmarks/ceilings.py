@@ -6,7 +6,7 @@ from collections.abc import Mapping
 import torch
 
 from meanbank.benchmarks.settings import Machine
-from meanbank.benchmarks.timing import Arm, Timing
+from meanbank.benchmarks.timing import Arm, Timing, alternate
 
 PRODUCT, READ = "ceiling: product", "ceiling: read"  # names of the two arms
 
@@ -57,3 +57,14 @@ def probes(machine: Machine, dtype: torch.dtype, *, side: int = 0, nbytes: int =
         READ: Arm(run=lambda _: block.sum()),
     }
     return Probes(arms, 2 * side**3, nbytes)
+
+
+def product_flops_per_second(machine: Machine, dtype: torch.dtype) -> float:
+    """The rate of the product alone, the median of up to nine turns within a second or so.
+
+    Random numbers drawn afterwards are as if this had not been.
+    """
+    with torch.random.fork_rng(devices=[] if machine.device == "cpu" else None):
+        probe = probes(machine, dtype, nbytes=4)
+    timing = alternate({PRODUCT: probe.arms[PRODUCT]}, machine, rounds=9, seconds=0.5)[PRODUCT]
+    return probe.flops / timing.seconds(machine.clock)

@@ -10,6 +10,7 @@ from torch import Tensor
 from meanbank.benchmarks.ceilings import Probes, probes
 from meanbank.benchmarks.limits import Work
 from meanbank.benchmarks.peak import peak_bytes
+from meanbank.benchmarks.products import products_arm, products_of
 from meanbank.benchmarks.records import Effort, Measured, Record, records_of
 from meanbank.benchmarks.settings import BUDGETS, DTYPES, SEED, Machine, check_positive
 from meanbank.benchmarks.timing import Arm, alternate
@@ -19,9 +20,11 @@ from meanbank.memory import Full
 from meanbank.memory.kvm import KVM
 from meanbank.model import MeanbankCache, MeanbankConfig, MeanbankForCausalLM
 from meanbank.model.accounting import flops_by_part
+from meanbank.model.backbones import BACKBONES
 from meanbank.model.roles import Role, role_of
 
-PHASES = ("training", "prefill", "decode")
+PHASES = ("training", "passes", "prefill", "decode")
+BARE = ": products"  # what the name of an arm's products ends with
 MEMORIES = ("full", *BUDGETS)
 ARMS = tuple(name for memory in MEMORIES for name in (memory, f"{memory}+bank"))
 
@@ -30,6 +33,7 @@ ARMS = tuple(name for memory in MEMORIES for name in (memory, f"{memory}+bank"))
 class ModelSizes:
     """Sizes of the models: by default about 10M parameters, without bank tables."""
 
+    backbone: str = "gptalpha2"
     batch: int = 1
     vocabulary: int = 8192
     hidden_size: int = 256
@@ -38,8 +42,10 @@ class ModelSizes:
     chunk_size: int = 256
 
     def __post_init__(self) -> None:
+        choose("backbone", self.backbone, BACKBONES)
         for field in dataclasses.fields(self):
-            check_positive(field.name, getattr(self, field.name))
+            if field.name != "backbone":
+                check_positive(field.name, getattr(self, field.name))
 
     def config(self, arm: str) -> MeanbankConfig:
         """The model of that name: a memory, and `+bank` for a bank in the last third."""
@@ -51,6 +57,7 @@ class ModelSizes:
         if bank:
             plan.append({"where": "last_third", "values": {"type": "bank"}})
         return MeanbankConfig(
+            backbone=self.backbone,
             vocab_size=self.vocabulary,
             hidden_size=self.hidden_size,
             num_hidden_layers=self.layers,
@@ -64,15 +71,17 @@ class ModelSizes:
 class ModelBenchmark:
     """What `meanbank bench model` measures.
 
-    Phases: "training", an AdamW step on one sequence of each length; "prefill", reading so many
-    tokens into a new cache; "decode", one token after so many, the mean over tokens_decoded
-    consecutive ones. Arms: "full", "fixed", "sqrt", "saturating", each also with "+bank".
+    Phases: "training", an AdamW step on one sequence of each length; "passes", forward and backward
+    alone, beside the matrix products that they are made of; "prefill", reading so many tokens into
+    a new cache; "decode", one token after so many, the mean over tokens_decoded consecutive ones.
+
+    Arms: "full", "fixed", "sqrt", "saturating", each also with "+bank".
     """
 
     machine: Machine = Machine()
     sizes: ModelSizes = ModelSizes()
     effort: Effort = Effort()
-    phases: tuple[str, ...] = PHASES
+    phases: tuple[str, ...] = ("training", "prefill", "decode")
     lengths: tuple[int, ...] = (1024, 8192)
     dtypes: tuple[str, ...] = ("float32",)
     arms: tuple[str, ...] = ("full", "fixed", "sqrt", "full+bank", "fixed+bank", "sqrt+bank")
@@ -80,6 +89,8 @@ class ModelBenchmark:
     def __post_init__(self) -> None:
         for arm in self.arms:
             choose("model", arm, ARMS)
+        if "passes" in self.phases and self.machine.device != "cpu":
+            raise ValueError("phase passes knows the products of a CPU only; leave out --device")
 
     @property
     def tokens_decoded(self) -> int:
@@ -119,6 +130,10 @@ class ModelBenchmark:
                 one_token(model, ids, extra[name].pop("cache")) if phase == "decode" else arms[name]
             )
             extra[name]["peak_bytes"] = peak_bytes(lambda run=run: run.run(None), self.machine)
+            if phase == "passes":
+                products = products_of(lambda run=run: run.run(None))
+                extra[name]["product_flops"] = sum(product.flops for product in products)
+                arms[name + BARE] = products_arm(products)
         probe = probes(self.machine, DTYPES[dtype])
         common = {"bench": "model", "phase": phase, "length": length, "dtype": dtype}
         return self._measure(models, arms, extra, common, probe)
@@ -145,6 +160,9 @@ class ModelBenchmark:
             seconds = timings[name].seconds(self.machine.clock)
             speed = {"tokens_per_second": tokens / seconds}
             sizes = dataclasses.asdict(self.sizes)
+            if name + BARE in timings:
+                bare = timings[name + BARE].seconds(self.machine.clock)
+                extra[name] |= {"product_seconds": bare, "share_of_products": bare / seconds}
             measured.append(
                 Measured(
                     arm=name,
@@ -163,6 +181,8 @@ class ModelBenchmark:
         """What is timed, and what its record says besides."""
         if phase == "training":
             return training_arm(model, ids[:, :length]), {}
+        if phase == "passes":
+            return passes_arm(model, ids[:, :length]), {}
         model.eval()
         if phase == "prefill":
             return prefill_arm(model, ids[:, :length]), {}
@@ -201,7 +221,7 @@ class ModelBenchmark:
             return sum(p.forward for p in parts.values()), sum(p.total for p in parts.values())
 
         batch = self.sizes.batch
-        if phase == "training":
+        if phase in ("training", "passes"):
             return Work(batch * flops(length)[1], weights)
         if phase == "prefill":
             head = 2 * self.sizes.hidden_size * self.sizes.vocabulary * (length - 1)
@@ -234,6 +254,17 @@ def training_arm(model: MeanbankForCausalLM, ids: Tensor) -> Arm:
         optimizer.zero_grad(set_to_none=True)
 
     run(None)  # the optimizer's own state is there before anything is measured
+    return Arm(run=run)
+
+
+def passes_arm(model: MeanbankForCausalLM, ids: Tensor) -> Arm:
+    """Forward and backward."""
+
+    def run(_: Any) -> None:
+        model.train()
+        model(ids, labels=ids, use_cache=False).loss.backward()
+        model.zero_grad(set_to_none=True)
+
     return Arm(run=run)
 
 

@@ -211,6 +211,7 @@ def bench_model(
     lengths: str = "1024,8192",
     dtype: str = "float32",
     models: str = "full,fixed,sqrt,full+bank,fixed+bank,sqrt+bank",
+    backbone: str = "gptalpha2",
     batch: int = 1,
     hidden_size: int = 256,
     layers: int = 8,
@@ -225,11 +226,13 @@ def bench_model(
     About 10M parameters by default, and a quarter of an hour.
 
     Args:
-        phase: names of training (forward, backward and AdamW), prefill, decode.
+        phase: names of training (forward, backward and AdamW), passes (forward and backward, beside
+            the matrix products that they are made of by themselves; on a CPU), prefill, decode.
         lengths: tokens: of a training sequence, of a prompt, and before the decoded tokens.
         dtype: names of float32, bfloat16, float16.
         models: names of full, fixed, sqrt, saturating; each with +bank has a bank in the last
             third of its layers.
+        backbone: gptalpha2 or nanochat.
         batch: sequences.
         hidden_size: width of the models.
         layers: of the models.
@@ -243,6 +246,7 @@ def bench_model(
     benchmark = ModelBenchmark(
         machine=common.machine(),
         sizes=ModelSizes(
+            backbone=backbone,
             batch=batch,
             vocabulary=vocabulary,
             hidden_size=hidden_size,

@@ -24,8 +24,8 @@ def runs(
 
     A list tells the state of each run (running, done, stopped or failed), its steps and tokens, its
     last loss and, while it is running, the time that is left. For one run, its curves are shown:
-    loss, held-out bits per byte, learning rate and gradient norm; the page has the step's time,
-    loss by position and memory statistics besides, where the run has logged them.
+    loss, held-out bits per byte, learning rate and gradient norm, and where the time of its steps
+    went. The page has loss by position and memory statistics besides, where they were logged.
 
     Args:
         folder: a folder that holds runs, at any depth; or the word show.
@@ -61,9 +61,10 @@ def list_runs(folder: Path) -> int:
 
 
 def show(run: Path, out: Path | None) -> int:
-    """The curves of a run."""
+    """The curves of a run, and where the time of its steps went."""
     from meanbank.reports.console import print_table
     from meanbank.reports.curves import curve_table, draw_curves
+    from meanbank.reports.pace import pace_table
     from meanbank.reports.run import write_run_report
     from meanbank.training.overview import state_of
     from meanbank.training.run import read_config
@@ -72,6 +73,9 @@ def show(run: Path, out: Path | None) -> int:
     read_config(run)  # raises where it is no run
     state = state_of(run)
     print_table(curve_table(run))
+    pace = pace_table(run)
+    if pace is not None:
+        print_table(pace)
     print(f"{state.state}, step {state.step:,} of {state.steps or 0:,}")
     if state.reason is not None:
         print(state.reason)

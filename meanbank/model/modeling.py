@@ -414,7 +414,7 @@ class MeanbankForCausalLM(MeanbankPreTrainedModel, GenerationMixin):
         if softcap is None:
             return logits
         precise = logits.to(torch.promote_types(logits.dtype, torch.float32))
-        return softcap * torch.tanh(precise / softcap)
+        return (precise / softcap).tanh_() * softcap  # a copy less of the largest tensor there is
 
     def _prepare_cache_for_generation(
         self, generation_config, model_kwargs, generation_mode, batch_size, max_cache_length

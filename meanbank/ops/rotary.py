@@ -46,7 +46,8 @@ def apply_rotary(x: Tensor, angles: Tensor, pairing: Pairing = "interleaved") ->
     rotary_dim = 2 * angles.shape[-1]
     precise = torch.promote_types(x.dtype, torch.float32)
     cos, sin = angles.cos().to(precise), angles.sin().to(precise)
-    rotated = x[..., :rotary_dim].to(precise)
+    rotated, rest = x.split([rotary_dim, x.shape[-1] - rotary_dim], dim=-1)
+    rotated = rotated.to(precise)
     if pairing == "interleaved":
         first, second = rotated.unflatten(-1, (-1, 2)).unbind(-1)
     else:
@@ -56,4 +57,5 @@ def apply_rotary(x: Tensor, angles: Tensor, pairing: Pairing = "interleaved") ->
         joined = torch.stack(turned, dim=-1).flatten(-2)
     else:
         joined = torch.cat(turned, dim=-1)
-    return torch.cat([joined.to(x.dtype), x[..., rotary_dim:]], dim=-1)
+    joined = joined.to(x.dtype)
+    return torch.cat([joined, rest], dim=-1) if rest.shape[-1] else joined

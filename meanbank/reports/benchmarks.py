@@ -7,7 +7,7 @@ from typing import Any
 
 from meanbank.reports.files import csv_text, read_json_lines
 from meanbank.reports.tables import Row, Table
-from meanbank.reports.wording import DASH, binary_size, length, rate
+from meanbank.reports.wording import DASH, binary_size, length, percent, rate
 
 Record = dict[str, Any]
 Points = dict[int, float]  # length -> seconds
@@ -239,23 +239,29 @@ def _bank_table(dtype: str, found: Sequence[Record]) -> Table:
 def _model_table(phase: str, dtype: str, found: Sequence[Record]) -> Table:
     by_arm = series(found)
     lengths = sorted({record["length"] for record in found})
-    size = "state_bytes" if phase == "decode" else "peak_bytes"
+    size, shown, shown_as = {
+        "decode": ("state_bytes", "Held", binary_size),
+        "passes": ("share_of_products", "Products", percent),
+    }.get(phase, ("peak_bytes", "Peak", binary_size))
     rows = []
     for line in by_arm.values():
         speeds = (_at(line, n, "tokens_per_second", rate) for n in lengths)
-        sizes = (_at(line, n, size, binary_size) for n in lengths)
+        sizes = (_at(line, n, size, shown_as) for n in lengths)
         parameters = f"{line[0]['parameters'] / 1e6:.1f}M"
         rows.append(Row(cells=(label(line[0]), parameters, *speeds, *sizes)))
-    shown = "Held" if phase == "decode" else "Peak"
     what = {
         "training": "Forward, backward and an AdamW step on one sequence; peak: most bytes at a "
         "time besides weights and the optimizer's state.",
+        "passes": "Forward and backward on one sequence; products: the time of their matrix "
+        "products by themselves, over it.",
         "prefill": "Reading a prompt at once; peak: most bytes at a time besides the weights.",
         "decode": "One token after so many, the mean over a whole chunk, memory updates included; "
         "held: bytes of the cache.",
     }[phase]
+    backbone = found[0].get("backbone", "gptalpha2")
     return Table(
-        title=f"Whole models: {phase}, {dtype}",
+        title=f"Whole models: {phase}, {dtype}"
+        + (f", {backbone}" if backbone != "gptalpha2" else ""),
         meaning=(f"Tokens a second by length in tokens. {what}",),
         columns=(
             "Model",
@@ -330,11 +336,6 @@ def times(value: float | None) -> str:
     if value is None:
         return DASH
     return f"{value:.1f}" if value >= 1 else f"{value:.2f}"
-
-
-def percent(value: float | None) -> str:
-    """`0.123` -> `12 %`."""
-    return DASH if value is None else f"{100 * value:.0f} %"
 
 
 def _three(value: float) -> str:

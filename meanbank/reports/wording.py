@@ -13,6 +13,11 @@ def decimal(value: float | None, places: int = 3) -> str:
     return DASH if value is None else f"{value:.{places}f}"
 
 
+def percent(value: float | None, places: int = 0) -> str:
+    """`0.123` -> `12 %`."""
+    return DASH if value is None else f"{100 * value:.{places}f} %"
+
+
 def signed(value: float | None, places: int = 3) -> str:
     """A difference, always with its sign."""
     return DASH if value is None else f"{value:+.{places}f}"

@@ -12,6 +12,8 @@ from meanbank.data import DataConfig
 from meanbank.model import MeanbankConfig
 from meanbank.training.recipes import KVMRecipe, Recipe
 
+TrackerName = Literal["tensorboard", "wandb", "trackio"]
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TrainingConfig:
@@ -32,6 +34,10 @@ class TrainingConfig:
         A kill loses at most checkpoint_every steps, and with more than 1 here as many more.
     accumulation: a batch goes through the model in so many parts, one after the other, which takes
         less memory; the gradient is that of the whole batch, but for rounding.
+    trackers: who is told the metrics besides metrics.jsonl; each is an extra of its name. Nothing
+        is sent anywhere unless the environment says so, see `meanbank.training.trackers`.
+    utilization: measure what this machine can do, a second at the start, and log the share of it
+        that each step uses.
     device: "auto" takes a GPU where there is one.
     """
 
@@ -48,6 +54,8 @@ class TrainingConfig:
     keep_every: int = 0
     write_behind: int = 1
     accumulation: int = 1
+    trackers: tuple[TrackerName, ...] = ()
+    utilization: bool = False
     device: Literal["auto", "cpu", "cuda"] = "auto"
 
     def __post_init__(self) -> None:
@@ -56,6 +64,8 @@ class TrainingConfig:
         every = ("evaluate_every", "checkpoint_every", "keep_every")
         every += ("position_loss_every", "memory_statistics_every")
         check_least(self, 0, "seed", *every)
+        if len(set(self.trackers)) < len(self.trackers):
+            raise ValueError(f"trackers must be named once, got {', '.join(self.trackers)}")
         if self.warmup_steps is None:
             warmup_steps = self.recipe.default_warmup_steps(self.steps)
             object.__setattr__(self, "warmup_steps", warmup_steps)
@@ -84,6 +94,8 @@ FREE_SETTINGS = (
     "training.keep_every",
     "training.write_behind",
     "training.accumulation",
+    "training.trackers",
+    "training.utilization",
     "training.device",
 )
 

@@ -1,7 +1,6 @@
-"""Metrics of a run: one JSON line each, and TensorBoard where that extra is installed."""
+"""Metrics of a run: one JSON line each, which the trackers of the run are told, too."""
 
 import contextlib
-import importlib.util
 import json
 import os
 import time
@@ -10,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from meanbank.core.files import told, write_text
+from meanbank.training.trackers import Trackers
 
 TAIL = 4096  # bytes that hold a few lines
 
@@ -17,17 +17,13 @@ TAIL = 4096  # bytes that hold a few lines
 class Metrics:
     """Appends to `metrics.jsonl`; an earlier try's lines after `first_step` steps are dropped."""
 
-    def __init__(self, path: Path, first_step: int) -> None:
+    def __init__(self, path: Path, first_step: int, trackers: Trackers | None = None) -> None:
         self.kept: list[dict[str, Any]] = []
         if path.is_file():
             self.kept = [line for line in read_metrics(path) if line["step"] <= first_step]
             write_text(path, "".join(json.dumps(line) + "\n" for line in self.kept))
         self._path, self._file = path, path.open("ab", buffering=0)
-        self._board = None
-        if importlib.util.find_spec("tensorboard"):
-            from torch.utils.tensorboard import SummaryWriter
-
-            self._board = SummaryWriter(str(path.parent / "tensorboard"), purge_step=first_step + 1)
+        self._trackers = trackers or Trackers()
 
     def kept_at(self, step: int, name: str) -> bool:
         """Whether an earlier try has left such a figure of a step."""
@@ -39,9 +35,7 @@ class Metrics:
         with told(self._path):
             while line:  # a disk that is nearly full takes a part
                 line = line[self._file.write(line) :]
-        if self._board is not None:
-            for name, value in values.items():
-                self._board.add_scalar(name, value, step)
+        self._trackers.log(step, values)
 
     def sync(self) -> None:
         """Have all lines on disk."""
@@ -53,8 +47,6 @@ class Metrics:
 
     def __exit__(self, *_: object) -> None:
         self._file.close()
-        if self._board is not None:
-            self._board.close()
 
 
 class Stopwatch:

@@ -280,9 +280,13 @@ def load_model(
 
 
 def write_run_info(
-    run: Path, config: RunConfig, model: MeanbankForCausalLM, data: TrainingData
+    run: Path,
+    config: RunConfig,
+    model: MeanbankForCausalLM,
+    data: TrainingData,
+    ceiling: float | None = None,
 ) -> None:
-    """Write down what a run is trained with, and on what."""
+    """Write down what a run is trained with, and on what; ceiling: of `Pace`, where measured."""
     facts = produced_by(
         device=str(model.device),
         dtype=str(model.dtype).removeprefix("torch."),
@@ -296,6 +300,7 @@ def write_run_info(
         "steps": config.training.steps,
         "sequence_length": config.data.sequence_length,
         "tokens": None if data.corpus is None else tokens,
+        "ceiling_flops_per_second": ceiling,
         "data": data.description,
     }
     write_json(run / RUN, info)

@@ -28,6 +28,7 @@ from meanbank.training.finite import (
 )
 from meanbank.training.gradients import clip, numbers_of
 from meanbank.training.metrics import Metrics, Stopwatch
+from meanbank.training.pace import Pace, measured_ceiling
 from meanbank.training.positions import PositionLosses
 from meanbank.training.run import (
     METRICS,
@@ -46,6 +47,7 @@ from meanbank.training.run import (
 )
 from meanbank.training.signals import Interrupted, StopSignals
 from meanbank.training.statistics import StatisticsLog
+from meanbank.training.trackers import check_trackers, tracking
 from meanbank.training.writer import CheckpointWriter
 
 HELD_OUT = "held_out_bpb"
@@ -64,6 +66,7 @@ def train(config: RunConfig, out: str | Path, *, resume: bool = False, force: bo
     """
     out = Path(out)
     device = choose_device(config.training.device)
+    check_trackers(config.training.trackers)
     check_unclaimed(out)
     if resume:
         check_resumable(out, config)
@@ -120,6 +123,7 @@ class Trainer:
             out, keep_last=settings.keep_last, keep_every=settings.keep_every
         )
         self.facts = {"config": config_hash(config), "data": data.description.get("fingerprint")}
+        self.pace = Pace(model)
         self.step = 0  # steps done
         self.saved: int | None = None  # step of the last checkpoint
         self.tokens = 0
@@ -128,14 +132,18 @@ class Trainer:
     def run(self) -> None:
         steps, workers = self.config.training.steps, self.config.data.workers
         self._resume()
-        write_run_info(self.out, self.config, self.model, self.data)
+        if self.config.training.utilization:
+            self.pace = Pace(self.model, measured_ceiling(self.model))
+        write_run_info(self.out, self.config, self.model, self.data, self.pace.ceiling)
         subject = subject_of(self.config, self.model, self.data.corpus)
         statistics = StatisticsLog(self.out / STATISTICS, self.step, subject)
         started, title = time.monotonic(), f"train {self.out.name}"
+        wanted = self.config.training.trackers
         ahead = batches_ahead(self.data.batches, range(self.step, steps), workers)
         with (
             StopSignals() as stop,
-            Metrics(self.out / METRICS, self.step) as metrics,
+            tracking(wanted, self.out, self.step, self.config.plain()) as trackers,
+            Metrics(self.out / METRICS, self.step, trackers) as metrics,
             self.writer,
             progress(title, steps, done=self.step) as report,
             contextlib.closing(ahead) as batches,
@@ -145,10 +153,10 @@ class Trainer:
             while self.step < steps and stop.number is None:
                 figures = self._train_step(batches)
                 self._keep_up()
-                metrics.write(self.step, **figures, seconds=time.monotonic() - started)
-                report(
-                    1, f"loss {figures['loss']:.3f}, {figures['tokens_per_second']:,.0f} tokens/s"
-                )
+                with self.pace.logging():
+                    metrics.write(self.step, **figures, seconds=time.monotonic() - started)
+                    speed = f"{figures['tokens_per_second']:,.0f} tokens/s"
+                    report(1, f"loss {figures['loss']:.3f}, {speed}")
                 if due(self.config.training.memory_statistics_every, self.step):
                     statistics.write(self.step)
                 if self._evaluation_due():
@@ -186,13 +194,15 @@ class Trainer:
             gradient_norm = norm.item()
         self.step += 1
         self.tokens += batch.input_ids.numel()
+        seconds = time.perf_counter() - began
         return {
             "loss": loss,
             "gradient_norm": gradient_norm,
             "learning_rate": self.optimizer.param_groups[0]["lr"],
             "tokens": self.tokens,
-            "tokens_per_second": batch.input_ids.numel() / (time.perf_counter() - began),
+            "tokens_per_second": batch.input_ids.numel() / seconds,
             **watch.seconds,
+            **self.pace.figures(batch.input_ids, seconds, watch.seconds),
             **({} if positions is None else positions.means()),
         }
 

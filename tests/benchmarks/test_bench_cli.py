@@ -144,6 +144,32 @@ def test_bank_trajectory_and_model(tmp_path, capsys):
         assert words in shown
 
 
+def test_passes_and_their_products(tmp_path, capsys):
+    file = tmp_path / "passes.jsonl"
+    sizes = ("--hidden-size", "16", "--heads", "2", "--chunk-size", "4", "--layers", "3")
+    sizes = (*sizes, "--vocabulary", "40", "--lengths", "16", "--backbone", "nanochat")
+    models = ("--models", "full,sqrt+bank", "--phase", "passes")
+    assert run("model", *sizes, *models, *QUICK, "--json", str(file)) == 0
+    records = lines(file)
+    assert [(r["phase"], r["arm"]) for r in records] == [
+        ("passes", "full"),
+        ("passes", "sqrt+bank"),
+    ]
+    for record in records:
+        assert record.keys() >= FIELDS
+        assert record["backbone"] == "nanochat"
+        assert record["share_of_products"] == record["product_seconds"] / record["seconds"]
+    # One block of queries holds all 16, so attention multiplies what the count leaves out: keys
+    # that come later, in each of 3 layers and 2 heads of 8 channels, and 6 products in all.
+    later = 3 * 2 * (16 * 16 - 16 * 17 // 2) * 8 * 2 * 6
+    assert records[0]["product_flops"] == records[0]["flops"] + later
+    capsys.readouterr()
+    assert run("show", str(file)) == 0
+    shown = capsys.readouterr().out
+    assert "Whole models: passes, float32, nanochat" in shown
+    assert "Products" in shown
+
+
 def test_soak(tmp_path, capsys):
     path, small = tmp_path / "soak.jsonl", ("--vocabulary", "40", "--layers", "2", "--piece", "8")
     sizes = ("--hidden-size", "16", "--heads", "2", "--chunk-size", "4")

@@ -5,7 +5,6 @@ became of each trial as JSON. A fork has the one thread that a process of its ow
 """
 
 import errno
-import importlib.util
 import io
 import json
 import os
@@ -229,7 +228,6 @@ WHICH = {
 
 
 def run_trials(work, plans):
-    importlib.util.find_spec = lambda name: None  # no TensorBoard: it takes seconds to begin
     commit()  # once, not in every fork
     config = write_config(work)
     for name in ("first", "whole"):  # the first one prepares the corpus
