@@ -29,6 +29,15 @@ class TrainingConfig:
     accumulation: a batch goes through the model in so many parts, one after the other, which takes
         less memory; the gradient is that of the whole batch, but for rounding.
     device: "auto" takes a GPU where there is one.
+    parallel: what several ranks (of torchrun) share. "ddp": each has the whole model, and gradients
+        are added up; "fsdp": each has a part of every weight, gradient and moment.
+    tables: those over token ids, with either: "replicated", whole on each rank, or "sharded", rows
+        divided over the ranks, which ask each other for those that a batch looks up.
+    checkpointing: "blocks" keeps only what goes into a block and computes the rest again for the
+        backward pass.
+    precision: "bfloat16" has products of matrices and attention in it (`torch.autocast`); weights,
+        gradients and moments stay float32.
+    compile: the blocks go through `torch.compile`.
     """
 
     steps: int = 1000
@@ -43,6 +52,11 @@ class TrainingConfig:
     write_behind: int = 1
     accumulation: int = 1
     device: Literal["auto", "cpu", "cuda"] = "auto"
+    parallel: Literal["ddp", "fsdp"] = "ddp"
+    tables: Literal["replicated", "sharded"] = "replicated"
+    checkpointing: Literal["none", "blocks"] = "none"
+    precision: Literal["float32", "bfloat16"] = "float32"
+    compile: bool = False
 
     def __post_init__(self) -> None:
         ones = ("steps", "keep_last", "write_behind", "evaluation_tokens", "accumulation")
@@ -70,6 +84,10 @@ FREE_SETTINGS = (
     "training.write_behind",
     "training.accumulation",
     "training.device",
+    "training.parallel",
+    "training.tables",
+    "training.checkpointing",
+    "training.compile",
 )
 
 MODEL_SETTINGS = (

@@ -5,8 +5,9 @@ import functools
 import math
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -14,10 +15,10 @@ from torch import Tensor
 
 from meanbank.core.progress import progress
 from meanbank.data import IGNORED, Batch
-from meanbank.data.ahead import batches_ahead
+from meanbank.data.ahead import Share, batches_ahead
 from meanbank.evaluation import BitsPerByte, run_evaluation
 from meanbank.model import MeanbankForCausalLM
-from meanbank.training.checkpoint import checkpoints, load_checkpoint, snapshot
+from meanbank.training.checkpoint import checkpoints, kept, left, load_checkpoint, snapshot
 from meanbank.training.claim import check_unclaimed, claimed, recorded
 from meanbank.training.config import RunConfig
 from meanbank.training.finite import (
@@ -26,8 +27,10 @@ from meanbank.training.finite import (
     locate_non_finite,
     non_finite_names,
 )
-from meanbank.training.gradients import clip, numbers_of
-from meanbank.training.metrics import Metrics, Stopwatch
+from meanbank.training.gradients import clip, norm_of, numbers_of
+from meanbank.training.metrics import Metrics, NoMetrics, Stopwatch
+from meanbank.training.parallel import arranged
+from meanbank.training.ranks import Ranks, together
 from meanbank.training.run import (
     METRICS,
     TrainingData,
@@ -42,7 +45,8 @@ from meanbank.training.run import (
     write_config,
     write_run_info,
 )
-from meanbank.training.signals import Interrupted, StopSignals
+from meanbank.training.sharding import here
+from meanbank.training.signals import PATIENCE, Interrupted, StopSignals
 from meanbank.training.writer import CheckpointWriter
 
 HELD_OUT = "held_out_bpb"
@@ -59,8 +63,45 @@ def train(config: RunConfig, out: str | Path, *, resume: bool = False, force: bo
     NonFiniteError before an update with a non-finite loss or gradient, and Interrupted after
     SIGINT or SIGTERM, with a checkpoint written.
     """
-    out = Path(out)
-    device = choose_device(config.training.device)
+    with together() as ranks:
+        device = ranks.connect(choose_device(config.training.device))
+        check_ranks(config, ranks)
+        data = ranks.in_turn(
+            functools.partial(_checked_data, config, Path(out), ranks, resume, force)
+        )
+        torch.manual_seed(config.training.seed)
+        model = MeanbankForCausalLM(config.model_config(data.vocab_size, data.end_of_text_id))
+        if data.corpus is not None:  # padding of the vocabulary stands for no text
+            padding = range(data.corpus.vocab_size, data.vocab_size)
+            model.generation_config.suppress_tokens = list(padding) or None
+        model.to(device)  # pyright: ignore[reportArgumentType]
+        model.train()
+        with contextlib.ExitStack() as held:
+            if ranks.leads:
+                warn_of_idle_memories(model, config)
+                held.enter_context(_prepared_run(config, Path(out), resume, force))
+            held.enter_context(ranks.watched())
+            ranks.told()  # the folder is there
+            Trainer(config, Path(out), model, data, ranks).run()
+    return Path(out)
+
+
+def check_ranks(config: RunConfig, ranks: Ranks) -> None:
+    """Raise ValueError where a rank would have no row for one of its parts of a batch."""
+    parts, rows = config.training.accumulation, config.data.batch_size
+    if ranks.size * parts > rows:
+        raise ValueError(
+            f"{ranks.size} ranks with training.accumulation = {parts} need at least "
+            f"{ranks.size * parts} rows a batch, but data.batch_size is {rows}"
+        )
+
+
+def _checked_data(
+    config: RunConfig, out: Path, ranks: Ranks, resume: bool, force: bool
+) -> TrainingData:
+    """The data of a run; rank 0 looks whether the folder is as it should be, too."""
+    if not ranks.leads:
+        return open_data(config)
     check_unclaimed(out)
     if resume:
         check_resumable(out, config)
@@ -69,14 +110,12 @@ def train(config: RunConfig, out: str | Path, *, resume: bool = False, force: bo
     data = open_data(config)
     if resume:
         check_same_data(out, data)
-    torch.manual_seed(config.training.seed)
-    model = MeanbankForCausalLM(config.model_config(data.vocab_size, data.end_of_text_id))
-    if data.corpus is not None:  # padding of the vocabulary stands for no text
-        padding = range(data.corpus.vocab_size, data.vocab_size)
-        model.generation_config.suppress_tokens = list(padding) or None
-    model.to(device)  # pyright: ignore[reportArgumentType]
-    model.train()
-    warn_of_idle_memories(model, config)
+    return data
+
+
+@contextlib.contextmanager
+def _prepared_run(config: RunConfig, out: Path, resume: bool, force: bool) -> Iterator[None]:
+    """Have the run's folder, and write down how what happens in it ends."""
     with claimed(out):  # last: wrong input must leave what is there alone
         if resume:
             check_resumable(out, config)
@@ -84,8 +123,7 @@ def train(config: RunConfig, out: str | Path, *, resume: bool = False, force: bo
         else:
             make_run(out, config, force=force)
         with recorded(out):
-            Trainer(config, out, model, data).run()
-    return out
+            yield
 
 
 def warn_of_idle_memories(model: MeanbankForCausalLM, config: RunConfig) -> None:
@@ -105,13 +143,19 @@ def warn_of_idle_memories(model: MeanbankForCausalLM, config: RunConfig) -> None
 
 
 class Trainer:
-    """One run: the loop and what it writes."""
+    """One run, or one rank's part of it: the loop and what rank 0 writes."""
 
     def __init__(
-        self, config: RunConfig, out: Path, model: MeanbankForCausalLM, data: TrainingData
+        self,
+        config: RunConfig,
+        out: Path,
+        model: MeanbankForCausalLM,
+        data: TrainingData,
+        ranks: Ranks,
     ) -> None:
-        self.config, self.out, self.model, self.data = config, out, model, data
+        self.config, self.out, self.model, self.data, self.ranks = config, out, model, data, ranks
         settings = config.training
+        self.parallel = arranged(model, settings, ranks)
         self.optimizer = settings.recipe.optimizer(model, settings.steps)
         self.writer = CheckpointWriter(
             out, keep_last=settings.keep_last, keep_every=settings.keep_every
@@ -121,23 +165,27 @@ class Trainer:
         self.saved: int | None = None  # step of the last checkpoint
         self.tokens = 0
         self.left = False  # whether an evaluation was
+        self.signal: int | None = None  # that ends the run
 
     def run(self) -> None:
         steps, workers = self.config.training.steps, self.config.data.workers
         self._resume()
-        write_run_info(self.out, self.config, self.model, self.data)
+        if self.ranks.leads:
+            write_run_info(self.out, self.config, self.model, self.data)
         started, title = time.monotonic(), f"train {self.out.name}"
-        ahead = batches_ahead(self.data.batches, range(self.step, steps), workers)
+        share = Share(self.data.batches, self.ranks.rank, self.ranks.size)
+        ahead = batches_ahead(share, range(self.step, steps), workers)
         with (
-            StopSignals() as stop,
-            Metrics(self.out / METRICS, self.step) as metrics,
+            StopSignals(patience=0.0 if self.ranks.alone else PATIENCE) as stop,
+            self.ranks.watched(),  # signals wait until it is clear who is lost
+            self._metrics() as metrics,
             self.writer,
             progress(title, steps, done=self.step) as report,
             contextlib.closing(ahead) as batches,
         ):
-            if self._evaluation_due() and not metrics.kept_at(self.step, HELD_OUT):
+            if self._evaluation_due() and not self.ranks.told(metrics.kept_at(self.step, HELD_OUT)):
                 self._evaluate(metrics, stop)
-            while self.step < steps and stop.number is None:
+            while self.step < steps and not self._stops(stop):
                 figures = self._train_step(batches)
                 self._keep_up()
                 metrics.write(self.step, **figures, seconds=time.monotonic() - started)
@@ -150,8 +198,18 @@ class Trainer:
                     self._save(metrics)
             if self.saved != self.step:  # a signal came
                 self._save(metrics)
-        if stop.number is not None and (self.step < steps or self.left):
-            raise Interrupted(stop.number, self.step)
+        self.ranks.told()  # all is written
+        if self.signal is not None and (self.step < steps or self.left):
+            raise Interrupted(self.signal, self.step)
+
+    def _metrics(self) -> Metrics:
+        return Metrics(self.out / METRICS, self.step) if self.ranks.leads else NoMetrics()
+
+    def _stops(self, stop: StopSignals) -> bool:
+        """Whether a signal has come to any rank: all end after the same step."""
+        (number,) = self.ranks.largest(stop.number or 0)
+        self.signal = int(number) or None
+        return self.signal is not None
 
     def _train_step(self, batches: Iterator[Batch]) -> dict[str, float]:
         """Train on the next batch; returns the figures of the step."""
@@ -160,16 +218,19 @@ class Trainer:
         self.optimizer.zero_grad(set_to_none=True)
         with watch("data_seconds"):
             batch = next(batches)
-            parts = batch.parts(settings.accumulation)
-            parts, targets = [part.to(self.model.device) for part in parts], batch.targets
+            parts = [part.to(self.model.device) for part in batch.parts(settings.accumulation)]
+            sizes = self.ranks.sum(batch.targets, batch.input_ids.numel())
+            targets, tokens = map(int, sizes)
         loss = 0.0
-        for part in parts:  # each leaves its share of the gradient in the parameters
-            with watch("forward_seconds"):
-                share = self._loss(part, targets)
-                loss += share.item()
-            with watch("backward_seconds"):
-                share.backward()
+        for number, part in enumerate(parts, 1):
+            with self.parallel.part(last=number == len(parts)):
+                with watch("forward_seconds"):
+                    share, summed = self._loss(part, targets)
+                    loss += summed
+                with watch("backward_seconds"):  # each leaves its gradient in the parameters
+                    share.backward()
         with watch("backward_seconds"):
+            self.parallel.reduce()
             gradients, norm = self._gradients()
         with watch("optimizer_seconds"):
             if settings.recipe.clip is not None:
@@ -177,35 +238,51 @@ class Trainer:
             self.optimizer.step()
             gradient_norm = norm.item()
         self.step += 1
-        self.tokens += batch.input_ids.numel()
+        self.tokens += tokens
         return {
             "loss": loss,
             "gradient_norm": gradient_norm,
             "learning_rate": self.optimizer.param_groups[0]["lr"],
             "tokens": self.tokens,
-            "tokens_per_second": batch.input_ids.numel() / (time.perf_counter() - began),
+            "tokens_per_second": tokens / (time.perf_counter() - began),
             **watch.seconds,
         }
 
-    def _loss(self, batch: Batch, targets: int) -> Tensor:
-        loss = language_loss(self.model, batch, targets)
-        if not is_finite(loss):
-            again = functools.partial(language_loss, self.model, batch, targets)
-            raise NonFiniteError(
-                f"the loss is {loss.item()} at step {self.step + 1}, first in "
-                f"{locate_non_finite(self.model, again)}"
-            )
-        return loss
+    def _loss(self, batch: Batch, targets: int) -> tuple[Tensor, float]:
+        """The part of the loss that is this rank's, and that of all ranks."""
+        products = torch.bfloat16 if self.config.training.precision == "bfloat16" else None
+        with torch.autocast(self.model.device.type, products, enabled=products is not None):
+            loss = language_loss(self.parallel.forward, batch, targets)
+            (summed,) = self.ranks.sum(loss.item())
+            if not math.isfinite(summed):
+                again = functools.partial(language_loss, self.model, batch, targets)
+                raise NonFiniteError(self._told_loss(loss.item(), again))
+        return loss, summed
+
+    def _told_loss(self, loss: float, again: Callable[[], object]) -> str:
+        """Which rank has a loss that is not finite, and what in the model made it so."""
+        place = locate_non_finite(self.model, again)  # on all ranks: they may need each other
+        found = self.ranks.gathered(None if math.isfinite(loss) else [str(loss), place])
+        rank, (told, place) = next((r, each) for r, each in enumerate(found) if each)
+        where = "" if self.ranks.alone else f" on rank {rank}"
+        return f"the loss is {told} at step {self.step + 1}{where}, first in {place}"
 
     def _gradients(self) -> tuple[dict[str, Tensor], Tensor]:
-        """The gradients by parameter, and their norm."""
+        """The gradients by parameter, as far as they are here, and the norm of all."""
         gradients = numbers_of(self.model)
-        norm = torch.nn.utils.get_total_norm(gradients.values())
+        norm = norm_of(self.model, gradients, self.ranks)
         if not is_finite(norm):
-            broken = non_finite_names(gradients.items())
+            broken = self._broken(gradients)
             where = f"first in {broken[-1]}" if broken else "for their squares overflow"
             raise NonFiniteError(f"a gradient is not finite at step {self.step + 1}, {where}")
         return gradients, norm
+
+    def _broken(self, tensors: dict[str, Tensor]) -> list[str]:
+        """Names of those that are not finite on any rank, in the model's order."""
+        broken = {
+            n for each in self.ranks.gathered(non_finite_names(tensors.items())) for n in each
+        }
+        return [name for name, _ in self.model.named_parameters() if name in broken]
 
     def _keep_up(self) -> None:
         """Hear of the last checkpoint; wait for it where a kill would cost more than it may."""
@@ -219,7 +296,7 @@ class Trainer:
         return self.step == settings.steps or any(n and self.step % n == 0 for n in every)
 
     def _save(self, metrics: Metrics) -> None:
-        broken = non_finite_names(self.model.named_parameters())
+        broken = self._broken({n: here(p) for n, p in self.model.named_parameters()})
         if broken:
             raise NonFiniteError(f"{broken[0]} is not finite after step {self.step}; not saved")
         metrics.sync()  # no checkpoint without the lines of its steps
@@ -231,8 +308,10 @@ class Trainer:
             step=self.step,
             tokens=self.tokens,
             facts=self.facts,
+            keeps=kept if self.ranks.leads else left,
         )
-        self.writer.save(taken)
+        if self.ranks.leads:
+            self.writer.save(taken)
         self.saved = self.step
 
     def _evaluation_due(self) -> bool:
@@ -246,12 +325,12 @@ class Trainer:
         """Write down bits per byte of held-out text; when a signal comes, it is left for later."""
 
         def leave(*_: object) -> None:
-            if stop.number is not None:
+            if self._stops(stop):
                 raise _Left
 
         subject = subject_of(self.config, self.model, self.data.corpus)
         held_out = BitsPerByte(max_tokens=self.config.training.evaluation_tokens)
-        handle = self.model.register_forward_pre_hook(leave)
+        handle = self.model.register_forward_pre_hook(leave, prepend=True)
         try:
             bpb = run_evaluation(held_out, subject).results["bpb"]
         except _Left:
@@ -266,21 +345,31 @@ class Trainer:
 
     def _resume(self) -> None:
         """Take up the newest checkpoint that is whole; says which ones are not."""
+        if not self.ranks.leads:
+            newest = self.ranks.told()
+            if newest is not None:
+                self._take_up(self.out / newest)
+            return
         problem = None
         for path in reversed(checkpoints(self.out)):
             try:
-                saved = load_checkpoint(path, self.model, self.optimizer)
+                self._take_up(path)
             except ValueError as error:
                 problem = problem or error
                 print(f"warning: {error}; trying the one before", file=sys.stderr)
                 continue
-            self.step, self.tokens, self.saved = saved["step"], saved["tokens"], saved["step"]
+            self.ranks.told(str(path.relative_to(self.out)))
             return
         if problem is not None:
             raise problem
+        self.ranks.told()
+
+    def _take_up(self, path: Path) -> None:
+        saved = load_checkpoint(path, self.model, self.optimizer)
+        self.step, self.tokens, self.saved = saved["step"], saved["tokens"], saved["step"]
 
 
-def language_loss(model: MeanbankForCausalLM, batch: Batch, targets: int) -> Tensor:
+def language_loss(model: Callable[..., Any], batch: Batch, targets: int) -> Tensor:
     """Cross-entropy in nats, summed over what is not ignored and divided by `targets`.
 
     With the batch's own number of targets it is their mean; with that of a larger batch, the part
