@@ -149,7 +149,7 @@ class FullySharded(OneProcess):
 def arranged(model: MeanbankForCausalLM, settings: TrainingConfig, ranks: Ranks) -> OneProcess:
     """The model as these ranks train it; before its optimizer is made."""
     if settings.checkpointing == "blocks":
-        model.gradient_checkpointing_enable({"use_reentrant": False})
+        model.activation_checkpointing_enable()
     if settings.compile:
         backbone: Any = model.model
         for block in backbone.layers:

@@ -26,8 +26,8 @@ from meanbank.core.progress import silence
 STARTING = timedelta(minutes=10)  # until all ranks are there
 STEP = timedelta(minutes=30)  # for which a rank waits for another in one exchange
 ROLL_CALL = 10.0  # seconds in which ranks that are alive notice that another one is not
-FAREWELL = timedelta(seconds=5)  # for rank 0 to say why all end
-POLL = timedelta(seconds=1)
+FAREWELL = 5.0  # seconds for rank 0 to say why all end
+POLL = 0.02  # seconds between two looks at what others have said
 # What `torch.distributed` says when another process, or the way to it, is gone.
 _CUT = re.compile(r"gloo|nccl|connection|socket|peer|timed? ?out|store", re.IGNORECASE)
 # What a user can put right; the rest is a bug, whose traceback every rank shows.
@@ -119,13 +119,10 @@ class Ranks:
         return [self._heard(f"{self._exchanges}/{rank}", rank) for rank in speakers]
 
     def _heard(self, key: str, rank: int) -> Any:
-        while True:
-            try:
-                self.store.wait([key], POLL)
-            except dist.DistStoreError:
-                self._check_failed([rank])
-                continue
-            return json.loads(self.store.get(key))
+        while not self.store.check([key]):  # its `wait` would print a warning for each time-out
+            self._check_failed([rank])
+            time.sleep(POLL)
+        return json.loads(self.store.get(key))
 
     def _check_failed(self, ranks: Iterable[int]) -> None:
         """Raise LostRankError where one of these has failed with an error; rank 0 tells it."""
@@ -153,12 +150,16 @@ class Ranks:
             while missing and time.monotonic() < end:
                 self._check_failed(others)
                 missing = [rank for rank in others if not self.store.check([f"here/{rank}"])]
-                time.sleep(0.1)
+                time.sleep(POLL)
         if not missing:
             raise LostRankError(f"the ranks lost each other: {one_line(error)}", 0) from error
         names = " and ".join(map(str, missing))
         left = min(rank for rank in range(self.size) if rank not in missing)
-        raise LostRankError(f"rank {names} of {self.size} died or does not answer", left) from error
+        raise LostRankError(
+            f"rank {names} of {self.size} died or does not answer; go on from the last checkpoint "
+            "with the same command and --resume",
+            left,
+        ) from error
 
     @contextlib.contextmanager
     def spoken_for(self) -> Iterator[None]:
@@ -181,8 +182,10 @@ class Ranks:
 
     def _leave(self) -> NoReturn:
         """End once rank 0 has: torchrun ends all others with the first one."""
+        end = time.monotonic() + FAREWELL
         with contextlib.suppress(dist.DistError):
-            self.store.wait(["over"], FAREWELL)
+            while time.monotonic() < end and not self.store.check(["over"]):
+                time.sleep(POLL)
         sys.exit(2)
 
     def over(self) -> None:

@@ -13,13 +13,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from meanbank.core.errors import one_line
 from meanbank.core.progress import progress
 from meanbank.data import IGNORED, Batch
 from meanbank.data.ahead import Share, batches_ahead
 from meanbank.evaluation import BitsPerByte, run_evaluation
 from meanbank.model import MeanbankForCausalLM
 from meanbank.training.checkpoint import checkpoints, kept, left, load_checkpoint, snapshot
-from meanbank.training.claim import check_unclaimed, claimed, recorded
 from meanbank.training.config import RunConfig
 from meanbank.training.finite import (
     NonFiniteError,
@@ -34,19 +34,19 @@ from meanbank.training.ranks import Ranks, together
 from meanbank.training.run import (
     METRICS,
     TrainingData,
-    check_free,
-    check_resumable,
-    check_same_data,
     choose_device,
     config_hash,
-    make_run,
-    open_data,
     subject_of,
-    write_config,
     write_run_info,
 )
 from meanbank.training.sharding import here
 from meanbank.training.signals import PATIENCE, Interrupted, StopSignals
+from meanbank.training.start import (
+    check_ranks,
+    checked_data,
+    prepared_run,
+    warn_of_idle_memories,
+)
 from meanbank.training.writer import CheckpointWriter
 
 HELD_OUT = "held_out_bpb"
@@ -67,7 +67,7 @@ def train(config: RunConfig, out: str | Path, *, resume: bool = False, force: bo
         device = ranks.connect(choose_device(config.training.device))
         check_ranks(config, ranks)
         data = ranks.in_turn(
-            functools.partial(_checked_data, config, Path(out), ranks, resume, force)
+            functools.partial(checked_data, config, Path(out), ranks, resume, force)
         )
         torch.manual_seed(config.training.seed)
         model = MeanbankForCausalLM(config.model_config(data.vocab_size, data.end_of_text_id))
@@ -79,67 +79,11 @@ def train(config: RunConfig, out: str | Path, *, resume: bool = False, force: bo
         with contextlib.ExitStack() as held:
             if ranks.leads:
                 warn_of_idle_memories(model, config)
-                held.enter_context(_prepared_run(config, Path(out), resume, force))
+                held.enter_context(prepared_run(config, Path(out), resume, force))
             held.enter_context(ranks.watched())
             ranks.told()  # the folder is there
             Trainer(config, Path(out), model, data, ranks).run()
     return Path(out)
-
-
-def check_ranks(config: RunConfig, ranks: Ranks) -> None:
-    """Raise ValueError where a rank would have no row for one of its parts of a batch."""
-    parts, rows = config.training.accumulation, config.data.batch_size
-    if ranks.size * parts > rows:
-        raise ValueError(
-            f"{ranks.size} ranks with training.accumulation = {parts} need at least "
-            f"{ranks.size * parts} rows a batch, but data.batch_size is {rows}"
-        )
-
-
-def _checked_data(
-    config: RunConfig, out: Path, ranks: Ranks, resume: bool, force: bool
-) -> TrainingData:
-    """The data of a run; rank 0 looks whether the folder is as it should be, too."""
-    if not ranks.leads:
-        return open_data(config)
-    check_unclaimed(out)
-    if resume:
-        check_resumable(out, config)
-    else:
-        check_free(out, force=force)  # before minutes go into the data
-    data = open_data(config)
-    if resume:
-        check_same_data(out, data)
-    return data
-
-
-@contextlib.contextmanager
-def _prepared_run(config: RunConfig, out: Path, resume: bool, force: bool) -> Iterator[None]:
-    """Have the run's folder, and write down how what happens in it ends."""
-    with claimed(out):  # last: wrong input must leave what is there alone
-        if resume:
-            check_resumable(out, config)
-            write_config(out, config)  # with what may have changed
-        else:
-            make_run(out, config, force=force)
-        with recorded(out):
-            yield
-
-
-def warn_of_idle_memories(model: MeanbankForCausalLM, config: RunConfig) -> None:
-    """Say so on stderr where no training sequence is long enough for a memory to compress any."""
-    if config.data.recall is not None:
-        return
-    length = config.data.sequence_length
-    for layer, block in enumerate(model.model.layers):
-        exact = getattr(getattr(block.attention, "memory", None), "exact_tokens", None)
-        if exact is not None and length <= exact:
-            print(
-                f"warning: layer {layer} keeps {exact} tokens exactly and training sequences have "
-                f"{length}, so its compressed memory is never used; give it a smaller chunk_size",
-                file=sys.stderr,
-            )
-            return
 
 
 class Trainer:
@@ -174,6 +118,8 @@ class Trainer:
             write_run_info(self.out, self.config, self.model, self.data)
         started, title = time.monotonic(), f"train {self.out.name}"
         share = Share(self.data.batches, self.ranks.rank, self.ranks.size)
+        if self.config.training.compile and self.step < steps:
+            self._try_compiled(share.batch(self.step))
         ahead = batches_ahead(share, range(self.step, steps), workers)
         with (
             StopSignals(patience=0.0 if self.ranks.alone else PATIENCE) as stop,
@@ -201,6 +147,20 @@ class Trainer:
         self.ranks.told()  # all is written
         if self.signal is not None and (self.step < steps or self.left):
             raise Interrupted(self.signal, self.step)
+
+    def _try_compiled(self, batch: Batch) -> None:
+        """Compile with the passes of a step; ValueError where the model, or the machine, cannot."""
+        part = batch.parts(self.config.training.accumulation)[0].to(self.model.device)
+        try:
+            with self.ranks.watched(), self.parallel.part(last=True):
+                self._loss(part, max(1, part.targets))[0].backward()
+                self.parallel.reduce()
+        except RuntimeError as error:  # all of its errors are
+            raise ValueError(
+                f"the model does not compile here ({one_line(error)[:200]}): set "
+                "training.compile=false"
+            ) from error
+        self.optimizer.zero_grad(set_to_none=True)
 
     def _metrics(self) -> Metrics:
         return Metrics(self.out / METRICS, self.step) if self.ranks.leads else NoMetrics()

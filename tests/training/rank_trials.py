@@ -22,6 +22,7 @@ import torch.distributed as dist
 from meanbank.cli import main
 from meanbank.core.provenance import commit
 from meanbank.model import MeanbankForCausalLM
+from meanbank.training import ranks as ranks_module
 from meanbank.training import trainer
 from meanbank.training.checkpoint import MANIFEST, checkpoints, damage, step_of
 from meanbank.training.claim import status_of
@@ -64,14 +65,17 @@ def begin(work, runs, rank, size, port):
             os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(size)}
             os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
             os.environ |= {"TORCHELASTIC_USE_AGENT_STORE": "True", "GLOO_SOCKET_IFNAME": "lo"}
+        ranks_module.ROLL_CALL = 2.0
         watch_steps()
         train_step = trainer.Trainer._train_step
         for run in runs:
             trainer.Trainer._train_step = planted(train_step, run, rank)
             trainer.MeanbankForCausalLM = doubled if run.get("double") else MeanbankForCausalLM
-            if "at" in run and rank == run["rank"]:
-                Fault(run["at"], "kill", thread="checkpoint", step=run["from"]).install()
+            fault = Fault(run.get("at"), "kill", thread="checkpoint", step=run.get("from", 0))
+            if rank == 0 and "from" in run:
+                fault.install()
             code = call_main(work, run)
+            (work / f"calls-{rank}").write_text(str(len(fault.calls)))
     except BaseException:
         traceback.print_exc()
     finally:
@@ -107,12 +111,6 @@ def planted(train_step, run, rank):
     def step(self, batches):
         if self.step == fault.get("step") and rank == fault["rank"]:
             if fault["what"] == "nan":
-                original = batches
-
-                class Poisoned:
-                    def __next__(self):
-                        return next(original)
-
                 with torch.no_grad():
                     weight = self.model.get_parameter(fault["weight"])
                     getattr(weight, "_local_tensor", weight).fill_(float("nan"))
@@ -167,7 +165,19 @@ def run_trials(work, plans):
     importlib.util.find_spec = lambda name: None  # no TensorBoard: it takes seconds to begin
     commit()  # once, not in every fork
     write_config(work)
-    return [trial(work, plan) for plan in plans]
+    results = []
+    for plan in plans:
+        if "every_call" not in plan:
+            results.append(trial(work, plan))
+            continue
+        (run,) = plan["runs"]  # killed at every call of a save that writes, one after the other
+        calls = int((work / "calls-0").read_text())  # of the trial before
+        for at in range(1, calls + 1):
+            name = f"{run['run']}-{at}"
+            results.append(trial(work, {**plan, "runs": [{**run, "run": name, "at": at}]}))
+            again = {name: run[name] for name in ("set", "double") if name in run}
+            results.append(trial(work, {**plan, "kind": "again", "runs": [{**again, "run": name}]}))
+    return results
 
 
 if __name__ == "__main__":

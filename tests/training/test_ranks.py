@@ -1,0 +1,225 @@
+"""Training on several ranks: what one process gives, whatever is shared how and who fails."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from meanbank.data import Batch
+from meanbank.data.ahead import Share
+from meanbank.training import load_config
+from meanbank.training.ranks import Ranks
+from meanbank.training.start import check_ranks
+
+ROOT = Path(__file__).resolve().parents[2]
+STEPS, EVERY = 6, 3
+BASE = [
+    f"training.steps={STEPS}",
+    f"training.checkpoint_every={EVERY}",
+    "training.keep_last=9",
+    "data.batch_size=7",  # no two ranks have as many rows
+    "data.sequence_length=24",
+]
+RECIPES = {
+    "plain": ["training.recipe=plain"],
+    "kvm": ["training.recipe=kvm"],
+    "bov": ["training.recipe=bov"],
+    "sparse": ["training.recipe={type: bov, table_gradients: sparse, clip: 1.0}"],
+}
+FSDP, SHARDED = "training.parallel=fsdp", "training.tables=sharded"
+
+
+def accumulated(parts):
+    return f"training.accumulation={parts}"
+
+
+def run_of(name, recipe, *sets, **more):
+    return {"run": name, "set": [*BASE, *RECIPES[recipe], *sets], "double": True, **more}
+
+
+def run_trials(folder, plans):
+    """Results by name; one process that forks, for the workers of pytest have threads."""
+    (folder / "trials.json").write_text(json.dumps(plans))
+    command = [sys.executable, str(Path(__file__).with_name("rank_trials.py"))]
+    settings = {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
+    places = {"MEANBANK_CACHE": str(folder / "cache"), "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(
+        [*command, str(folder), str(folder / "trials.json")],
+        env={**os.environ, **settings, **places},
+        stderr=subprocess.PIPE,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return json.loads((folder / "results.json").read_text())
+
+
+def plan(name, ranks, *runs, **more):
+    return {"name": name, "ranks": ranks, "runs": list(runs), **more}
+
+
+STOP = {"step": 1, "what": "SIGTERM"}
+PLANS = [
+    plan("one", 1, *(run_of(name, name) for name in ("plain", "bov", "sparse"))),
+    plan(
+        "two",
+        2,
+        run_of("plain-ddp", "plain", accumulated(3)),
+        run_of("sparse-ddp", "sparse"),
+        run_of("sparse-ddp-sharded", "sparse", SHARDED, accumulated(2)),
+        run_of("bov-fsdp-sharded", "bov", FSDP, SHARDED),
+        run_of("sparse-fsdp", "sparse", FSDP, accumulated(3)),
+    ),
+    plan("stopped", 1, run_of("sparse-moved", "sparse", fault={**STOP, "rank": 0})),
+    plan("moved", 2, run_of("sparse-moved", "sparse", FSDP, fault={**STOP, "step": 3, "rank": 1})),
+    plan("moved again", 2, run_of("sparse-moved", "sparse", SHARDED)),
+    plan(
+        "nan",
+        2,
+        run_of(
+            "nan",
+            "plain",
+            fault={"step": 4, "rank": 1, "what": "nan", "weight": "model.layers.1.mlp.up.weight"},
+        ),
+    ),
+    plan("killed", 2, run_of("killed", "plain", fault={"step": 4, "rank": 1, "what": "SIGKILL"})),
+    plan("again", 2, run_of("killed", "plain", FSDP)),
+    plan("many", 2, run_of("many", "plain", accumulated(4))),
+    plan("there", 2, run_of("plain", "plain", anew=True)),
+]
+
+
+@pytest.fixture(scope="module")
+def trials(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("ranks")
+    return folder, {result["name"]: result for result in run_trials(folder, PLANS)}
+
+
+def assert_same_run(folder, trials, name, reference, tolerance=1e-9):
+    """The same figures in every line, and the same tensors in every checkpoint."""
+    lines, other = (
+        next(t["seen"][run]["figures"] for t in reversed(trials) if run in t["seen"])
+        for run in (name, reference)
+    )
+    assert len(lines) == len(other) > STEPS
+    for line, expected in zip(lines, other, strict=True):
+        assert line == pytest.approx(expected, rel=tolerance), (name, line, expected)
+    last = (f"checkpoints/step-{lines[-1]['step']:06d}/{kind}.safetensors" for kind in FILES)
+    for file in last:
+        found, expected = load_file(folder / name / file), load_file(folder / reference / file)
+        assert found.keys() == expected.keys()
+        for key, tensor in found.items():
+            if "rng" not in key:
+                torch.testing.assert_close(tensor, expected[key], rtol=tolerance, atol=tolerance)
+
+
+FILES = ("model", "optimizer")
+
+
+def test_two_ranks_give_what_one_gives(trials):
+    folder, results = trials
+    assert results["one"]["codes"] == [0], results["one"]["said"]
+    assert results["two"]["codes"] == [0, 0], results["two"]["said"]
+    for run in PLANS[1]["runs"]:
+        reference = run["run"].split("-")[0]
+        assert_same_run(folder, list(results.values()), run["run"], reference)
+
+
+def test_one_rank_speaks(trials):
+    _, results = trials
+    assert results["two"]["said"][1] == ""
+    said = results["two"]["said"][0].splitlines()
+    assert len([line for line in said if line.startswith("run: ")]) == len(PLANS[1]["runs"])
+
+
+def test_a_run_goes_on_with_other_ranks(trials):
+    """One rank, then two with `fsdp`, then two with `ddp`, each after a signal to any of them."""
+    folder, results = trials
+    assert results["stopped"]["codes"] == [143], results["stopped"]["said"]
+    assert results["moved"]["codes"] == [143, 143], results["moved"]["said"]
+    assert "stopped by SIGTERM after step 4" in results["moved"]["said"][0]
+    assert results["moved"]["seen"]["sparse-moved"]["steps"][-1] == 4
+    assert results["moved again"]["codes"] == [0, 0], results["moved again"]["said"]
+    assert_same_run(folder, list(results.values()), "sparse-moved", "sparse")
+
+
+def test_a_nan_of_one_rank_stops_all_before_the_update(trials):
+    _, results = trials
+    found = results["nan"]
+    told = "the loss is nan at step 5 on rank 1, first in model.layers.1.mlp.up"
+    assert found["codes"] == [2, 2]
+    assert found["said"] == [f"meanbank: error: {told}\n", ""]
+    assert found["seen"]["nan"]["status"] == ["failed", told]
+    assert found["seen"]["nan"]["steps"] == [3]
+    assert found["seen"]["nan"]["done"] == 4
+
+
+def test_a_rank_that_dies_ends_the_others_and_is_named(trials):
+    folder, results = trials
+    found = results["killed"]
+    assert found["codes"] == [2, -signal.SIGKILL]
+    (line,) = found["said"][0].splitlines()
+    assert re.match("meanbank: error: rank 1 of 2 died or does not answer; go on from", line)
+    assert found["seen"]["killed"]["steps"] == [3]
+    assert not found["seen"]["killed"]["broken"]
+    assert results["again"]["codes"] == [0, 0], results["again"]["said"]
+    assert not results["again"]["seen"]["killed"]["left"]
+    assert_same_run(folder, list(results.values()), "killed", "plain")
+
+
+def test_errors_are_one_line_of_rank_0(trials):
+    _, results = trials
+    for name, told in (("many", "need at least 8 rows a batch"), ("there", "exists already")):
+        assert results[name]["codes"] == [2, 2]
+        (line,) = results[name]["said"][0].splitlines()
+        assert told in line
+        assert results[name]["said"][1] == ""
+    assert results["many"]["seen"]["many"]["status"] is None  # no folder
+
+
+class Rows:
+    """Batches whose rows say which they are."""
+
+    batch_size = 11
+
+    def batch(self, step):
+        return self.rows(step, 0, self.batch_size)
+
+    def rows(self, step, first, count):
+        ids = torch.arange(first, first + count)[:, None] + 100 * step
+        return Batch(input_ids=ids, labels=ids)
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3, 11])
+def test_ranks_divide_the_rows_as_parts_do(ranks):
+    parts = Rows().batch(3).parts(ranks)
+    for rank, part in enumerate(parts):
+        assert torch.equal(Share(Rows(), rank, ranks).batch(3).input_ids, part.input_ids)
+
+
+def test_every_part_of_every_rank_has_a_row(config_file):
+    config = load_config(config_file, ["data.batch_size=6", "training.accumulation=2"])
+    check_ranks(config, Ranks(0, 3))
+    with pytest.raises(
+        ValueError, match="^4 ranks with training.accumulation = 2 need"
+    ):
+        check_ranks(config, Ranks(0, 4))
+
+
+def test_a_batch_in_tokens(config_file):
+    config = load_config(config_file, ["data.batch_tokens=96", "data.batch_size=8"])
+    assert config.data.batch_size == 3  # of 32 tokens
+    for wrong, told in (
+        (["data.batch_tokens=100"], r"multiple of sequence_length \(32\), got 100"),
+        (["data.batch_tokens=96", "data.batch_size=4"], "makes 3 rows of 32 tokens"),
+        (["data.batch_tokens=64", "data.source=recall"], "not for the source 'recall'"),
+    ):
+        with pytest.raises(ValueError, match=told):
+            load_config(config_file, wrong)
