@@ -117,6 +117,9 @@ class FullySharded(OneProcess):
                 divided.set_force_sum_reduction_for_comms(True)
                 divided.set_reduce_scatter_unused_params(True)
                 divided.register_forward_pre_hook(functools.partial(self._watch, prefix))
+                # The tensors of its first pass stay, and are none for training if it evaluates.
+                divided.unshard()
+                divided.reshard()
         self._root: Any = model
 
     def part(self, last: bool) -> AbstractContextManager[Any]:

@@ -48,6 +48,7 @@ class Ranks:
     def __init__(self, rank: int = 0, size: int = 1, store: dist.Store | None = None) -> None:
         self.rank, self.size, self._store = rank, size, store
         self._exchanges = 0  # through the store
+        self._connected = False
 
     @property
     def leads(self) -> bool:
@@ -78,7 +79,14 @@ class Ranks:
                 world_size=self.size,
                 timeout=STEP,
             )
+            self._connected = True
         return own
+
+    def disconnect(self) -> None:
+        """End the process group that `connect` has made, when all ranks are done."""
+        if self._connected:
+            dist.destroy_process_group()
+            self._connected = False
 
     def sum(self, *numbers: float) -> list[float]:
         """Each number added up over the ranks."""
@@ -220,7 +228,6 @@ def together() -> Iterator[Ranks]:
         try:
             with _together.spoken_for(), contextlib.nullcontext() if not rank else silence():
                 yield _together
-            if dist.is_initialized():
-                dist.destroy_process_group()
+            _together.disconnect()
         finally:
             _together = None
