@@ -41,9 +41,9 @@ def train(
         try:
             train_run(settings, folder, resume=resume, force=force)
         except Interrupted as stop:
-            if ranks.leads:
-                again = "go on with the same command and --resume"
-                print(f"meanbank: {stop}; {again}", file=sys.stderr)
+            if not ranks.leads:
+                ranks.leave(128 + stop.number)
+            print(f"meanbank: {stop}; go on with the same command and --resume", file=sys.stderr)
             return 128 + stop.number
         if ranks.leads:
             print(f"run: {folder} ({last_figures(folder)})")

@@ -180,21 +180,21 @@ class Ranks:
         except LostRankError as error:
             if error.speaker == self.rank:
                 raise
-            self._leave()
+            self.leave()
         except BaseException as error:
             with contextlib.suppress(dist.DistError):
                 self.store.set(f"failed/{self.rank}", json.dumps(one_line(error)))
             if self.leads or not isinstance(error, _TOLD):
                 raise
-            self._leave()
+            self.leave()
 
-    def _leave(self) -> NoReturn:
+    def leave(self, code: int = 2) -> NoReturn:
         """End once rank 0 has: torchrun ends all others with the first one."""
         end = time.monotonic() + FAREWELL
         with contextlib.suppress(dist.DistError):
             while time.monotonic() < end and not self.store.check(["over"]):
                 time.sleep(POLL)
-        sys.exit(2)
+        sys.exit(code)
 
     def over(self) -> None:
         """Tell the others that this process is at its end."""

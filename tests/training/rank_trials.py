@@ -27,7 +27,7 @@ from meanbank.training import trainer
 from meanbank.training.checkpoint import MANIFEST, checkpoints, damage, step_of
 from meanbank.training.claim import status_of
 from meanbank.training.metrics import read_metrics
-from tests.training.faults import Fault, ended, watch_steps, write_config
+from tests.training.faults import Fault, watch_steps, write_config
 
 
 @contextlib.contextmanager
@@ -122,12 +122,23 @@ def planted(train_step, run, rank):
 
 
 def group(work, runs, size, during=None):
-    """Train on so many ranks; returns their exit codes and what they said."""
+    """Train on so many ranks; returns their exit codes and what they said.
+
+    As torchrun does, it asks the others to stop once one has ended with an error.
+    """
     with meeting_point() as port:
         ranks = [begin(work, runs, rank, size, port) for rank in range(size)]
         if during is not None:
             during(ranks)
-        codes = [ended(process) for process in ranks]
+        codes: list[int | None] = [None] * size
+        while None in codes:
+            for rank in [rank for rank, code in enumerate(codes) if code is None]:
+                gone, status = os.waitpid(ranks[rank], os.WNOHANG)
+                codes[rank] = os.waitstatus_to_exitcode(status) if gone else None
+                if codes[rank]:
+                    for other in [r for r, code in zip(ranks, codes, strict=True) if code is None]:
+                        os.kill(other, signal.SIGTERM)
+            time.sleep(0.02)
     return codes, [(work / f"said-{rank}").read_text() for rank in range(size)]
 
 

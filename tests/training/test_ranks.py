@@ -2,6 +2,7 @@
 
 import json
 import os
+import random
 import re
 import signal
 import subprocess
@@ -14,7 +15,9 @@ from safetensors.torch import load_file
 
 from meanbank.data import Batch
 from meanbank.data.ahead import Share
-from meanbank.training import load_config
+from meanbank.model.block import Block
+from meanbank.training import load_config, train
+from meanbank.training.metrics import read_metrics
 from meanbank.training.ranks import Ranks
 from meanbank.training.start import check_ranks
 
@@ -75,7 +78,7 @@ PLANS = [
         run_of("plain-ddp", "plain", accumulated(3)),
         run_of("sparse-ddp", "sparse"),
         run_of("sparse-ddp-sharded", "sparse", SHARDED, accumulated(2)),
-        run_of("bov-fsdp-sharded", "bov", FSDP, SHARDED),
+        run_of("bov-fsdp-sharded", "bov", FSDP, SHARDED, "training.checkpointing=blocks"),
         run_of("sparse-fsdp", "sparse", FSDP, accumulated(3)),
     ),
     plan("stopped", 1, run_of("sparse-moved", "sparse", fault={**STOP, "rank": 0})),
@@ -186,6 +189,187 @@ def test_errors_are_one_line_of_rank_0(trials):
         assert told in line
         assert results[name]["said"][1] == ""
     assert results["many"]["seen"]["many"]["status"] is None  # no folder
+
+
+WAYS = {
+    f"{parallel}-{tables}-{parts}": [
+        f"training.parallel={parallel}",
+        f"training.tables={tables}",
+        accumulated(parts),
+    ]
+    for parallel in ("ddp", "fsdp")
+    for tables in ("replicated", "sharded")
+    for parts in (1, 3)
+}
+LONG, SHORT = ["training.steps=50", "training.checkpoint_every=50"], ["training.steps=10"]
+NANOCHAT = ["model.backbone=nanochat", "model.plan.1.values={type: gated_additive}"]
+MODELS = {
+    "shared table": [f"model.plan.{at}.values={{type: bank, table: shared}}" for at in (0, 1)],
+    "nanochat": NANOCHAT,
+    "rwkv7": ["model.plan.0.memory={type: rwkv7}"],
+    "mixed": ["model.plan.1.values={type: mixed, other: {type: bank}}"],
+    "first layer": ["model.plan.1.values={type: first_layer}"],
+    "isolate": ["data.pack=isolate"],
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_every_way_gives_the_same_run(tmp_path, recipe):
+    """Over 50 steps in float64, and the first 10 in float32."""
+    single = {"double": False}
+    found = run_trials(
+        tmp_path,
+        [
+            plan(
+                "one", 1, run_of("long", recipe, *LONG), run_of("short", recipe, *SHORT, **single)
+            ),
+            plan("two", 2, *(run_of(f"long-{n}", recipe, *LONG, *w) for n, w in WAYS.items())),
+            plan(
+                "single",
+                2,
+                *(run_of(f"short-{n}", recipe, *SHORT, *w, **single) for n, w in WAYS.items()),
+            ),
+        ],
+    )
+    for name in WAYS:
+        assert_same_run(tmp_path, found, f"long-{name}", "long")
+        losses, expected = (
+            [line["loss"] for t in found for line in t["seen"].get(n, NOTHING)["figures"][:10]]
+            for n in (f"short-{name}", "short")
+        )
+        assert losses == pytest.approx(expected, rel=1e-5), name
+
+
+NOTHING = {"figures": []}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_every_model(tmp_path, ranks):
+    """Also with three ranks, which have neither as many rows of a batch nor of a table."""
+    ways = {"ddp": [SHARDED], "fsdp": [FSDP, SHARDED, "training.checkpointing=blocks"]}
+    found = run_trials(
+        tmp_path,
+        [
+            plan("one", 1, *(run_of(name, "bov", *sets) for name, sets in MODELS.items())),
+            plan(
+                "more",
+                ranks,
+                *(
+                    run_of(f"{name}-{way}", "bov", *sets, *more)
+                    for name, sets in MODELS.items()
+                    for way, more in ways.items()
+                ),
+            ),
+        ],
+    )
+    assert found[1]["codes"] == [0] * ranks, found[1]["said"]
+    for name in MODELS:
+        for way in ways:
+            assert_same_run(tmp_path, found, f"{name}-{way}", name)
+
+
+@pytest.mark.slow
+def test_bfloat16_means_the_same_everywhere(tmp_path):
+    half = ["training.precision=bfloat16"]
+    found = run_trials(
+        tmp_path,
+        [
+            plan("one", 1, run_of("one", "plain", *half, double=False)),
+            plan(
+                "two",
+                2,
+                run_of("ddp", "plain", *half, double=False),
+                run_of("fsdp", "plain", *half, FSDP, SHARDED, double=False),
+            ),
+        ],
+    )
+    expected = [line["loss"] for line in found[0]["seen"]["one"]["figures"] if "loss" in line]
+    for name in ("ddp", "fsdp"):
+        lines = found[1]["seen"][name]["figures"]
+        losses = [line["loss"] for line in lines if "loss" in line]
+        assert losses == pytest.approx(expected, rel=2e-3)
+        last = tmp_path / name / f"checkpoints/step-{STEPS:06d}" / "model.safetensors"
+        assert {tensor.dtype for tensor in load_file(last).values()} == {torch.float32}
+
+
+def moments(count):
+    draw = random.Random(0)
+    ways = [[], [FSDP, SHARDED]]
+    for number in range(count):
+        run = run_of(f"moment-{number}", "plain", *ways[number % 2])
+        kill = {"moment": 2.5 * draw.random(), "rank": draw.randrange(2), "signal": "SIGKILL"}
+        yield plan(f"moment-{number}", 2, run, **kill)
+        yield plan("again", 2, run, kind="again")
+
+
+@pytest.mark.slow
+def test_no_kill_costs_more_than_a_checkpoint(tmp_path):
+    """At any moment of either rank, and at every call of the second save that writes."""
+    whole = run_of("whole", "plain")
+    counted = {**whole, "from": 2 * EVERY - 1}
+    found = run_trials(
+        tmp_path,
+        [
+            plan("whole", 2, whole),
+            *moments(20),
+            plan("counted", 2, {**counted, "run": "counted"}),
+            plan("save", 2, {**counted, "run": "save"}, every_call=True),
+        ],
+    )
+    expected = found[0]["seen"]["whole"]["figures"]
+    hit = 0
+    for result in found:
+        (seen,) = result["seen"].values()
+        assert not seen["broken"], result
+        if result.get("kind") == "again":
+            assert result["codes"] == [0, 0], result
+            assert "damaged" not in "".join(result["said"]), result
+            assert not seen["left"], result
+            for line, other in zip(seen["figures"], expected, strict=True):
+                assert line == pytest.approx(other, rel=1e-9), result
+        elif -signal.SIGKILL in result["codes"]:
+            hit += 1
+            assert seen["lost"] <= EVERY, result
+            assert result["seconds"] < 30, result
+            assert 0 not in result["codes"] or seen["status"][0] == "done", result
+        else:
+            assert result["codes"] == [0, 0], result
+    assert hit > 20
+
+
+def test_a_model_that_does_not_compile_is_told_before_the_first_step(
+    config_file, tmp_path, monkeypatch
+):
+    def fails(*_):
+        raise RuntimeError("no compiler\nfound")
+
+    compile_block = Block.compile
+    assert compile_block is torch.nn.Module.compile
+    monkeypatch.setattr(Block, "compile", lambda block: block.register_forward_pre_hook(fails))
+    config = load_config(config_file, ["training.compile=true"])
+    with pytest.raises(ValueError, match=r"does not compile here \(no compiler found\): set train"):
+        train(config, tmp_path / "run")
+    assert not (tmp_path / "run" / "metrics.jsonl").exists()
+
+
+def test_compiled_blocks_give_the_same(config_file, tmp_path, monkeypatch):
+    """With a compiler that takes no time; the first pass is over before step 1."""
+    compiled = []
+
+    def compile_block(block):
+        compiled.append(block)
+        block._compiled_call_impl = block._call_impl
+
+    monkeypatch.setattr(Block, "compile", compile_block)
+    losses = []
+    for sets in ([], ["training.compile=true"]):
+        config = load_config(config_file, ["training.steps=2", "training.warmup_steps=1", *sets])
+        run = train(config, tmp_path / f"run-{len(sets)}")
+        losses.append([line.get("loss") for line in read_metrics(run / "metrics.jsonl")])
+    assert losses[0] == losses[1]
+    assert len(compiled) == 2
 
 
 class Rows:
