@@ -1,6 +1,5 @@
 """`meanbank train`."""
 
-import os
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -20,7 +19,7 @@ def train(
     resume: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False,
     force: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False,
 ) -> int:
-    """Train a model.
+    """Train a model; on several ranks with torchrun -m meanbank train.
 
     Args:
         config: a YAML file, or the name of a bundled configuration such as quick/kvm_sqrt.
@@ -32,29 +31,23 @@ def train(
     """
     from meanbank.training import Interrupted, load_config
     from meanbank.training import train as train_run
+    from meanbank.training.ranks import together
 
-    _check_single_process()
-    settings = load_config(config, [override for group in set for override in group])
-    folder = out or Path("runs") / Path(config).stem
-    if resume and force:
-        raise ValueError("--resume and --force exclude each other")
-    try:
-        train_run(settings, folder, resume=resume, force=force)
-    except Interrupted as stop:
-        print(f"meanbank: {stop}; go on with the same command and --resume", file=sys.stderr)
-        return 128 + stop.number
-    print(f"run: {folder} ({last_figures(folder)})")
+    with together() as ranks:
+        settings = load_config(config, [override for group in set for override in group])
+        folder = out or Path("runs") / Path(config).stem
+        if resume and force:
+            raise ValueError("--resume and --force exclude each other")
+        try:
+            train_run(settings, folder, resume=resume, force=force)
+        except Interrupted as stop:
+            if not ranks.leads:
+                ranks.leave(128 + stop.number)
+            print(f"meanbank: {stop}; go on with the same command and --resume", file=sys.stderr)
+            return 128 + stop.number
+        if ranks.leads:
+            print(f"run: {folder} ({last_figures(folder)})")
     return 0
-
-
-def _check_single_process() -> None:
-    """Raise ValueError under a launcher such as torchrun: each process would train on its own."""
-    processes = os.environ.get("WORLD_SIZE", "")
-    if processes.isdigit() and int(processes) > 1:
-        raise ValueError(
-            f"training on several processes is not supported yet (WORLD_SIZE is {processes}): "
-            "start one process, without torchrun or with --nproc-per-node 1"
-        )
 
 
 def last_figures(run: Path) -> str:

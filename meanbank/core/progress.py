@@ -27,7 +27,17 @@ def progress(title: str, total: int | None, *, done: int = 0) -> Iterator[Report
     try:
         yield from (_bar if sys.stderr.isatty() else _lines)(title, total, done)
     finally:
-        _running.clear()
+        _running.remove(title)
+
+
+@contextmanager
+def silence() -> Iterator[None]:
+    """Within it no step tells how far it is."""
+    _running.append("")
+    try:
+        yield
+    finally:
+        _running.remove("")
 
 
 def _bar(title: str, total: int | None, done: int) -> Iterator[Report]:

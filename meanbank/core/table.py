@@ -7,9 +7,11 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 
 from meanbank.core.errors import BankStorageError
 from meanbank.core.mapped_file import Mapped
+from meanbank.core.sharded_table import look_up_sharded
 
 PARTS = (".rows", ".scale")  # of an int8 table, after its name
 LEVELS = 127  # the largest int8 number in use; -128 is not, so that signs are alike
@@ -113,9 +115,14 @@ Table = Tensor | StoredTable
 
 
 def look_up(token_ids: Tensor, table: Table, sparse_gradient: bool = False) -> Tensor:
-    """Rows (..., width) of ids (...); sparse_gradient: whether the table gets one."""
+    """Rows (..., width) of ids (...); sparse_gradient: whether the table gets one.
+
+    The rows of a table may be divided over ranks, see `sharded_table`.
+    """
     if isinstance(table, StoredTable):
         return table(token_ids)
+    if isinstance(table, DTensor):
+        return look_up_sharded(token_ids, table, sparse_gradient)
     return F.embedding(token_ids, table, sparse=sparse_gradient)
 
 

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor
+from torch.distributed.tensor import DTensor
 
 from meanbank.core.bags import numbers, sums_of_rows, sums_of_tokens
 from meanbank.core.geometry import split_heads
@@ -159,6 +160,21 @@ class BankedValues(Values):
     def weights(self) -> tuple[Tensor, ...]:
         table = weights_of(self.table)
         return (*table, self.scale) if isinstance(self.scale, Tensor) else table
+
+
+def banked(
+    token_ids: Tensor,
+    table: Table,
+    scale: Tensor | float,
+    num_kv_heads: int,
+    sparse_gradient: bool = False,
+) -> Values:
+    """`BankedValues`, or dense ones where the table is divided over ranks.
+
+    Its ranks have to look rows up equally often, however often a memory asks for its values.
+    """
+    values = BankedValues(token_ids, table, scale, num_kv_heads, sparse_gradient)
+    return DenseValues(values.dense()) if isinstance(table, DTensor) else values
 
 
 def token_dim(stored: Tensor) -> int:

@@ -1,6 +1,7 @@
 """Batches made ahead of the step that needs them."""
 
 import collections
+import dataclasses
 import itertools
 from collections.abc import Generator
 from concurrent.futures import ThreadPoolExecutor
@@ -15,6 +16,33 @@ class Batches(Protocol):
     def batch(self, step: int) -> Batch:
         """The batch of a step, counted from 0."""
         ...
+
+
+class Shared(Batches, Protocol):
+    """Batches that are made a part at a time."""
+
+    def rows_at(self, step: int) -> int:
+        """The number of rows of the batch of a step."""
+        ...
+
+    def rows(self, step: int, first: int, count: int) -> Batch:
+        """`count` rows of the batch of a step, from row `first` on."""
+        ...
+
+
+@dataclasses.dataclass(frozen=True)
+class Share:
+    """The rows of every batch that belong to a rank, divided as `Batch.parts` does."""
+
+    batches: Shared
+    rank: int
+    ranks: int
+
+    def batch(self, step: int) -> Batch:
+        """The rows of this rank; the others are not read."""
+        some, more = divmod(self.batches.rows_at(step), self.ranks)
+        first = self.rank * some + min(self.rank, more)
+        return self.batches.rows(step, first, some + (self.rank < more))
 
 
 def batches_ahead(batches: Batches, steps: range, workers: int) -> Generator[Batch, None, None]:

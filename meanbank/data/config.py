@@ -16,6 +16,7 @@ from meanbank.data.windows import Pack
 
 TRAINED_VOCABULARY = 4096
 LONGEST_CYCLE = 10_000
+ROWS = 8  # a batch, unless given
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,7 +56,8 @@ class DataConfig:
     counts.
     `max_documents`, `max_tokens`: of each source, both splits together; reading stops with the
     document that reaches one of them, which is kept whole. So a part of a huge set is enough.
-    `sequence_length`: tokens a row; `batch_size`: rows a batch.
+    `sequence_length`: tokens a row; `batch_size`: rows a batch, of all ranks and accumulated parts
+    together; `batch_tokens`: the same in tokens, which gives `batch_size`.
     `sequence_lengths`: of text, shorter rows at first: stages, each a `fraction` of the steps with
     rows of a `length` that divides `sequence_length`, which the last one has. A step keeps its
     tokens, cut into more rows: batch_size x sequence_length / length.
@@ -81,7 +83,8 @@ class DataConfig:
     max_documents: int | None = None
     max_tokens: int | None = None
     sequence_length: int = 512
-    batch_size: int = 8
+    batch_size: int = ROWS
+    batch_tokens: int | None = None
     sequence_lengths: tuple[LengthStage, ...] = ()
     pack: Pack = "stream"
     workers: int = 0
@@ -119,6 +122,25 @@ class DataConfig:
             )
         if self.sequence_lengths:
             check_lengths(self.sequence_lengths, self.sequence_length)
+        if self.batch_tokens is not None:
+            object.__setattr__(self, "batch_size", self._rows(self.batch_tokens))
+
+    def _rows(self, tokens: int) -> int:
+        """Rows of a batch of so many tokens."""
+        if self.source == RECALL:
+            raise ValueError("data.batch_tokens is not for the source 'recall': set batch_size")
+        rows, rest = divmod(tokens, self.sequence_length)
+        if rest or rows < 1:
+            raise ValueError(
+                f"data.batch_tokens must be a multiple of sequence_length "
+                f"({self.sequence_length}), got {tokens}"
+            )
+        if self.batch_size not in (ROWS, rows):
+            raise ValueError(
+                f"data.batch_tokens = {tokens} makes {rows} rows of {self.sequence_length} tokens, "
+                f"but data.batch_size is {self.batch_size}: give one of them"
+            )
+        return rows
 
     def _check_sources(self) -> None:
         if isinstance(self.source, str):

@@ -5,8 +5,9 @@ optimizer.safetensors   moments and random state
 trainer.json            step and tokens
 manifest.json           size and sha256 of every file, and what the checkpoint is of
 
-Everything is safetensors or JSON. `torch.distributed.checkpoint` is no help to one process: its
-metadata is a pickle, and its folder is none for `from_pretrained`.
+Everything is safetensors or JSON, and the same whatever number of ranks has trained how: rank 0
+writes whole tensors. `torch.distributed.checkpoint` is no help: its metadata is a pickle, and its
+folder is none for `from_pretrained`.
 """
 
 import contextlib
@@ -15,7 +16,7 @@ import hashlib
 import os
 import re
 import shutil
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,7 @@ from meanbank.core.files import aside_of, discard, flush, json_text, read_json
 from meanbank.core.safetensors_file import safetensors_pieces
 from meanbank.model import MeanbankForCausalLM
 from meanbank.training.recipes import Optimizers
+from meanbank.training.sharding import divided_as, whole
 
 FOLDER = "checkpoints"
 MODEL, OPTIMIZER = "model.safetensors", "optimizer.safetensors"
@@ -51,6 +53,16 @@ class Snapshot:
     facts: Mapping[str, Any]
 
 
+def kept(tensor: Tensor) -> Tensor:
+    """A copy in main memory."""
+    return tensor.to("cpu", copy=True)
+
+
+def left(tensor: Tensor) -> Tensor:
+    """Nothing, on ranks that only help to gather."""
+    return tensor.new_empty(0)
+
+
 def snapshot(
     model: MeanbankForCausalLM,
     optimizer: Optimizers,
@@ -59,12 +71,17 @@ def snapshot(
     step: int,
     tokens: int,
     facts: Mapping[str, Any] | None = None,
+    keeps: Callable[[Tensor], Tensor] = kept,
 ) -> Snapshot:
-    """Copy the state after `step` steps; facts: `config` and `data`, which tell the run."""
+    """Copy the state after `step` steps; facts: `config` and `data`, which tell the run.
+
+    Of what is divided over ranks, all is gathered, and every rank has to call this; keeps: the
+    copy of a whole tensor, see `kept` and `left`.
+    """
     from meanbank import __version__
 
     model.config.dtype = str(model.dtype).removeprefix("torch.")
-    model.config.architectures = [type(model).__name__]
+    model.config.architectures = [MeanbankForCausalLM.__name__]
     texts = {"config.json": model.config.to_json_string()}
     if model.generation_config is not None:
         texts["generation_config.json"] = model.generation_config.to_json_string()
@@ -75,13 +92,12 @@ def snapshot(
         step=step,
         tokens=tokens,
         texts=texts,
-        tensors={name: _copied(found) for name, found in tensors.items()},
+        tensors={
+            name: {key: keeps(whole(tensor.detach())) for key, tensor in found.items()}
+            for name, found in tensors.items()
+        },
         facts={"version": __version__, **(facts or {})},
     )
-
-
-def _copied(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    return {name: tensor.detach().to("cpu", copy=True) for name, tensor in tensors.items()}
 
 
 def _optimizer_tensors(optimizer: Optimizers) -> dict[str, Tensor]:
@@ -218,7 +234,10 @@ def load_checkpoint(
         if found is not None:
             raise ValueError(found)
         saved = read_json(path / TRAINER)
-        model.load_state_dict(load_file(path / MODEL))
+        own, saved_model = model.state_dict(), load_file(path / MODEL)
+        model.load_state_dict(
+            {n: divided_as(t, own[n]) if n in own else t for n, t in saved_model.items()}
+        )
         _restore_optimizer(optimizer, load_file(path / OPTIMIZER))
     return saved
 
@@ -228,9 +247,13 @@ def _restore_optimizer(optimizer: Optimizers, tensors: dict[str, Tensor]) -> Non
     if "rng.cuda" in tensors:
         torch.cuda.set_rng_state(tensors.pop("rng.cuda"))
     state: dict[int, dict[str, Tensor]] = {}
+    parameters = dict(enumerate(p for group in optimizer.param_groups for p in group["params"]))
     for name, tensor in tensors.items():
         _, index, key = name.split(".", 2)
-        state.setdefault(int(index), {})[key] = tensor
+        like = parameters[int(index)]
+        of_each_number = tensor.shape == like.shape
+        own = divided_as(tensor, like) if of_each_number else tensor
+        state.setdefault(int(index), {})[key] = own
     groups = optimizer.state_dict()["param_groups"]
     optimizer.load_state_dict({"state": state, "param_groups": groups})
 

@@ -39,6 +39,15 @@ class TrainingConfig:
     utilization: measure what this machine can do, a second at the start, and log the share of it
         that each step uses.
     device: "auto" takes a GPU where there is one.
+    parallel: what several ranks (of torchrun) share. "ddp": each has the whole model, and gradients
+        are added up; "fsdp": each has a part of every weight, gradient and moment.
+    tables: those over token ids, with either: "replicated", whole on each rank, or "sharded", rows
+        divided over the ranks, which ask each other for those that a batch looks up.
+    checkpointing: "blocks" keeps only what goes into a block and computes the rest again for the
+        backward pass.
+    precision: "bfloat16" has products of matrices and attention in it (`torch.autocast`); weights,
+        gradients and moments stay float32.
+    compile: the blocks go through `torch.compile`.
     """
 
     steps: int = 1000
@@ -57,6 +66,11 @@ class TrainingConfig:
     trackers: tuple[TrackerName, ...] = ()
     utilization: bool = False
     device: Literal["auto", "cpu", "cuda"] = "auto"
+    parallel: Literal["ddp", "fsdp"] = "ddp"
+    tables: Literal["replicated", "sharded"] = "replicated"
+    checkpointing: Literal["none", "blocks"] = "none"
+    precision: Literal["float32", "bfloat16"] = "float32"
+    compile: bool = False
 
     def __post_init__(self) -> None:
         ones = ("steps", "keep_last", "write_behind", "evaluation_tokens", "accumulation")
@@ -97,6 +111,10 @@ FREE_SETTINGS = (
     "training.trackers",
     "training.utilization",
     "training.device",
+    "training.parallel",
+    "training.tables",
+    "training.checkpointing",
+    "training.compile",
 )
 
 MODEL_SETTINGS = (

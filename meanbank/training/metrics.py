@@ -49,6 +49,22 @@ class Metrics:
         self._file.close()
 
 
+class NoMetrics(Metrics):
+    """Writes nothing: of several ranks, one does."""
+
+    def __init__(self) -> None:
+        self.kept = []
+
+    def write(self, step: int, **values: Any) -> None:
+        pass
+
+    def sync(self) -> None:
+        pass
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+
 class Stopwatch:
     """Seconds that the parts of something took, by name, added up."""
 

@@ -51,8 +51,8 @@ class Pace:
         return self._flops[length]
 
 
-def measured_ceiling(model: MeanbankForCausalLM) -> float:
-    """FLOPs a second of a product in the model's dtype, on its device; takes about a second.
+def measured_ceiling(model: MeanbankForCausalLM, dtype: torch.dtype) -> float:
+    """FLOPs a second of a product in that dtype on the model's device; takes about a second.
 
     On a CPU with as many threads as there are now; with one, by CPU time of the process, so that
     other processes do not lower it.
@@ -61,4 +61,4 @@ def measured_ceiling(model: MeanbankForCausalLM) -> float:
     from meanbank.benchmarks.settings import Machine
 
     machine = Machine(device=model.device.type, threads=torch.get_num_threads())
-    return product_flops_per_second(machine, model.dtype)
+    return product_flops_per_second(machine, dtype)

@@ -1,5 +1,7 @@
 """The loss of training batches by position, from the logits that a step has anyway."""
 
+from collections.abc import Callable
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -15,8 +17,8 @@ class PositionLosses:
     A token's position is the number of tokens before it that it may see: in its row, or, where
     documents are kept apart, in its document. Buckets double: 0-1, 2-3, 4-7, 8-15 and so on.
 
-    sums, counts: (buckets,) float64, nats and targets of each bucket; those of several ranks add up
-    (which have as many buckets, for their rows are equally long).
+    sums, counts: (buckets,) float64, nats and targets of each bucket; ranks have as many buckets as
+    each other, for their rows are equally long.
     """
 
     def __init__(self) -> None:
@@ -36,13 +38,18 @@ class PositionLosses:
             self.sums.index_add_(0, buckets[row], losses.to(self.sums.dtype))
             self.counts.index_add_(0, buckets[row], counted)
 
-    def means(self) -> dict[str, float]:
-        """Mean losses as metrics: `loss_at/4-7`, for buckets that have targets."""
+    def means(self, added_up: Callable[..., list[float]] | None = None) -> dict[str, float]:
+        """Mean losses as metrics: `loss_at/4-7`, for buckets that have targets.
+
+        added_up: gives the sums over all ranks of the numbers that it is given.
+        """
+        sums, counts = self.sums.tolist(), self.counts.tolist()
+        if added_up is not None:
+            numbers = added_up(*sums, *counts)
+            sums, counts = numbers[: len(sums)], numbers[len(sums) :]
         return {
             f"{PREFIX}{2**number if number else 0}-{2 ** (number + 1) - 1}": total / count
-            for number, (total, count) in enumerate(
-                zip(self.sums.tolist(), self.counts.tolist(), strict=True)
-            )
+            for number, (total, count) in enumerate(zip(sums, counts, strict=True))
             if count
         }
 

@@ -1,7 +1,10 @@
 """Signals that ask a run to stop."""
 
 import signal
+import time
 from typing import Any
+
+PATIENCE = 30.0  # seconds, after which torchrun kills processes that it has asked to stop
 
 
 class Interrupted(Exception):
@@ -13,10 +16,15 @@ class Interrupted(Exception):
 
 
 class StopSignals:
-    """Within it the first SIGINT or SIGTERM is only noted, in `number`; a second acts as usual."""
+    """Within it the first SIGINT or SIGTERM is only noted, in `number`; a second acts as usual.
 
-    def __init__(self) -> None:
+    patience: seconds in which further signals say no more than the first: torchrun hands its own on
+    to processes that may have had them already.
+    """
+
+    def __init__(self, patience: float = 0.0) -> None:
         self.number: int | None = None
+        self._patience, self._first = patience, 0.0
         self._previous: dict[int, Any] = {}
 
     def __enter__(self) -> "StopSignals":
@@ -32,5 +40,10 @@ class StopSignals:
             signal.signal(number, handler)
 
     def _note(self, number: int, frame: object) -> None:
-        self.number = number
-        self.__exit__()
+        if self.number is None:
+            self.number, self._first = number, time.monotonic()
+            if not self._patience:
+                self.__exit__()
+        elif time.monotonic() > self._first + self._patience:
+            self.__exit__()
+            signal.raise_signal(number)

@@ -14,6 +14,7 @@ from meanbank.evaluation.memory_statistics import layer_statistics, learned, mem
 from meanbank.evaluation.parts import RootMeanSquares
 from meanbank.model import MeanbankForCausalLM
 from meanbank.training.metrics import read_metrics
+from meanbank.training.parallel import OneProcess
 
 
 class StatisticsLog:
@@ -22,11 +23,17 @@ class StatisticsLog:
     A layer has its number; where it compresses, `memory` and what `layer_statistics` tells; and
     what it has learned: `temperatures` by query head, `coefficients` of its values by part, and
     `products`, coefficient x root mean square, of the parts that are tables. Training is not
-    touched: no random number is drawn. An earlier try's lines after `first_step` steps are dropped.
+    touched: no random number is drawn. Every rank measures, for weights may be divided, and the one
+    that has begun a file writes.
     """
 
-    def __init__(self, path: Path, first_step: int, subject: Subject) -> None:
-        self.path, self.subject = path, subject
+    def __init__(self, subject: Subject, parallel: OneProcess) -> None:
+        self.subject, self._parallel = subject, parallel
+        self.path: Path | None = None
+
+    def begin(self, path: Path, first_step: int) -> None:
+        """Write here; an earlier try's lines after `first_step` steps are dropped."""
+        self.path = path
         if path.is_file():
             kept = [line for line in read_metrics(path) if line["step"] <= first_step]
             write_text(path, "".join(json.dumps(line) + "\n" for line in kept))
@@ -34,7 +41,10 @@ class StatisticsLog:
     def write(self, step: int) -> None:
         """Measure the model after a step, and have the line on disk."""
         model: Any = self.subject.model
-        layers = model_statistics(model, self.tokens)
+        with self._parallel.whole():
+            layers = model_statistics(model, self.tokens)
+        if self.path is None:
+            return
         line = {"step": step, "tokens": len(self.tokens), "layers": layers}
         with told(self.path), self.path.open("ab") as file:
             file.write(json.dumps(line).encode("utf-8") + b"\n")

@@ -13,7 +13,7 @@ from meanbank.core.conventions import Conventions
 from meanbank.core.flops import Flops
 from meanbank.core.geometry import Geometry
 from meanbank.core.table import Table, look_up
-from meanbank.core.values import BankedValues
+from meanbank.core.values import banked
 from meanbank.values.base import Place, ValueSource, ValueSourceConfig, learned_or, restart, scaled
 from meanbank.values.parts import Scaled
 
@@ -76,7 +76,7 @@ class BankValues(ValueSource):
     def forward(self, x, start, context, state):
         token_ids, table = self.rows_of(context)
         heads, sparse = self.geometry.num_kv_heads, self.sparse_gradients
-        return BankedValues(token_ids, table, self.scale, heads, sparse), None
+        return banked(token_ids, table, self.scale, heads, sparse), None
 
     def parts(self, shared):
         return [Scaled("bank", self, "scale", shared if self.table is None else self.table)]

@@ -83,15 +83,15 @@ def test_measuring_draws_no_random_numbers(monkeypatch):
     expected = torch.rand(3)
     model = small_model()
     torch.manual_seed(7)
-    assert measured_ceiling(model) > 0
+    assert measured_ceiling(model, torch.bfloat16) > 0
     assert torch.equal(torch.rand(3), expected)
     threads = torch.get_num_threads()
-    assert asked == [(Machine(device="cpu", threads=threads), torch.float32)]
+    assert asked == [(Machine(device="cpu", threads=threads), torch.bfloat16)]
 
 
 def test_a_resumed_run_measures_again(config_file, tmp_path, monkeypatch):
     rates = iter([1e9, 2e9])
-    monkeypatch.setattr(trainer_module, "measured_ceiling", lambda model: next(rates))
+    monkeypatch.setattr(trainer_module, "measured_ceiling", lambda model, dtype: next(rates))
     overrides = ["training.utilization=true"]
     run = train(load_config(config_file, overrides), tmp_path / "run")
     (run / "checkpoints" / "step-000006").rename(tmp_path / "aside")

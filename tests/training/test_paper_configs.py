@@ -236,18 +236,6 @@ def test_no_two_files_say_the_same():
             said[key] = name
 
 
-@pytest.mark.parametrize("processes", ["2", "8"])
-def test_several_processes_are_refused_in_one_line(processes, monkeypatch, capsys, tmp_path):
-    monkeypatch.setenv("WORLD_SIZE", processes)
-    with pytest.raises(SystemExit) as stop:
-        main(["train", "paper/bov-d12/bank", "--out", str(tmp_path / "run")])
-    assert stop.value.code == 2
-    (line,) = capsys.readouterr().err.splitlines()
-    assert "training on several processes is not supported yet" in line
-    assert f"WORLD_SIZE is {processes}" in line
-    assert not (tmp_path / "run").exists()
-
-
 def test_one_process_of_a_launcher_is_fine(config_file, monkeypatch, tmp_path):
     monkeypatch.setenv("WORLD_SIZE", "1")
     with pytest.raises(SystemExit) as stop:

@@ -12,6 +12,7 @@ from meanbank.evaluation.memory_statistics import layer_statistics
 from meanbank.training import Interrupted, load_config, load_run, train
 from meanbank.training import trainer as trainer_module
 from meanbank.training.metrics import last_tokens, read_metrics
+from meanbank.training.parallel import OneProcess
 from meanbank.training.run import open_data, subject_of
 from meanbank.training.statistics import StatisticsLog, model_statistics
 from tests.conformance.models import make_model
@@ -90,7 +91,7 @@ def test_an_interrupted_run_has_the_same_lines(config_file, tmp_path, monkeypatc
     assert (run / "statistics.jsonl").read_text() == (whole / "statistics.jsonl").read_text()
 
 
-def test_the_document_is_fixed(config_file, tmp_path):
+def test_the_document_is_fixed(config_file):
     """The first that is long enough, or the longest; for recall, the first that tells numbers."""
     config = load_config(config_file, ["data.sequence_length=64"])
     data = open_data(config)
@@ -102,7 +103,7 @@ def test_the_document_is_fixed(config_file, tmp_path):
     for length, number in cases.items():
         subject = subject_of(config, model, data.corpus)
         object.__setattr__(subject, "training_length", length)
-        log = StatisticsLog(tmp_path / "statistics.jsonl", 0, subject)
+        log = StatisticsLog(subject, OneProcess(model))
         assert log.tokens.tolist() == held_out.document(number)[:length].tolist()
     recall = load_config("quick/recall_full").data.recall
     assert recall is not None
@@ -110,5 +111,5 @@ def test_the_document_is_fixed(config_file, tmp_path):
     stage = recall.curriculum[-1]
     generator = torch.Generator().manual_seed(1_000_000)
     expected = recall_batch(generator, 1, stage.length, stage.pairs[-1], recall).input_ids[0]
-    tokens = StatisticsLog(tmp_path / "statistics.jsonl", 0, subject).tokens
+    tokens = StatisticsLog(subject, OneProcess(model)).tokens
     assert torch.equal(tokens, expected)

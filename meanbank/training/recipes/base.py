@@ -12,6 +12,7 @@ from meanbank.model import MeanbankForCausalLM
 from meanbank.model.roles import Member, Role, members_of, pick
 from meanbank.model.table_gradients import TableGradients, set_table_gradients
 from meanbank.training.recipes.lazy_adamw import LazyAdamW
+from meanbank.training.recipes.muon import Muon
 from meanbank.training.recipes.optimizers import Optimizers
 
 Group = dict[str, Any]  # of an optimizer, with its name
@@ -93,7 +94,7 @@ class Recipe(Tagged, kind="recipe"):
         set_table_gradients(model, self.table_gradients)
         lazy = {TABLES} if self.table_gradients == "sparse" else set()
         parts = {
-            torch.optim.Muon: muon,
+            Muon: muon,
             torch.optim.AdamW: [group for group in adamw if group["name"] not in lazy],
             LazyAdamW: [group for group in adamw if group["name"] in lazy],
         }

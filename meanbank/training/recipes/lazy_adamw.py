@@ -5,6 +5,8 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
+from meanbank.core.sharded_table import own_rows
+
 
 class LazyAdamW(torch.optim.AdamW):
     """AdamW for parameters with sparse gradients: rows without a gradient are left as they are.
@@ -17,6 +19,8 @@ class LazyAdamW(torch.optim.AdamW):
     and 100 half, a quarter and a quarter as far), and it is decayed in one step of n.
     `torch.optim.SparseAdam` does the same, but without decay and with an eps that is divided by
     the root of the step's bias correction.
+
+    A table may be divided over ranks: each updates the rows that it has.
 
     State: step, exp_avg and exp_avg_sq, whole tables as AdamW's. Groups as AdamW's: lr, betas, eps
     and weight_decay. Raises ValueError for a gradient that is not sparse.
@@ -46,10 +50,12 @@ class LazyAdamW(torch.optim.AdamW):
         state["step"] += 1
         step, (beta1, beta2) = state["step"].item(), group["betas"]
         gradient = gradient.coalesce()  # what look-ups of the same row gave, added up
-        rows, values = gradient.indices()[0], gradient.values()
-        first = state["exp_avg"][rows].lerp_(values, 1 - beta1)
-        second = state["exp_avg_sq"][rows].mul_(beta2).addcmul_(values, values, value=1 - beta2)
-        state["exp_avg"][rows], state["exp_avg_sq"][rows] = first, second
+        table, first_row = own_rows(parameter)
+        moments, squares = (own_rows(state[key])[0] for key in ("exp_avg", "exp_avg_sq"))
+        rows, values = gradient.indices()[0] - first_row, gradient.values()
+        first = moments[rows].lerp_(values, 1 - beta1)
+        second = squares[rows].mul_(beta2).addcmul_(values, values, value=1 - beta2)
+        moments[rows], squares[rows] = first, second
         root = (second.sqrt_() / (1 - beta2**step) ** 0.5).add_(group["eps"])
-        new = parameter[rows].mul_(1 - group["lr"] * group["weight_decay"])
-        parameter[rows] = new.addcdiv_(first, root, value=-group["lr"] / (1 - beta1**step))
+        new = table[rows].mul_(1 - group["lr"] * group["weight_decay"])
+        table[rows] = new.addcdiv_(first, root, value=-group["lr"] / (1 - beta1**step))
