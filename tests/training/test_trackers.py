@@ -10,9 +10,8 @@ import typing
 
 import pytest
 
-from meanbank.training import load_config, train
+from meanbank.training import load_config, start, train
 from meanbank.training import trackers as trackers_module
-from meanbank.training import trainer as trainer_module
 from meanbank.training.config import TrackerName
 from meanbank.training.metrics import read_metrics
 from meanbank.training.trackers import TRACKERS, Trackers, tracking
@@ -76,7 +75,7 @@ def test_none_is_the_default(config_file, tmp_path, made):
 
 def test_a_missing_package_is_one_line_before_the_data(config_file, tmp_path, monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    monkeypatch.setattr(trainer_module, "open_data", lambda config: pytest.fail("too late"))
+    monkeypatch.setattr(start, "open_data", lambda config: pytest.fail("too late"))
     config = load_config(config_file, ["training.trackers=[trackio]"])
     with pytest.raises(ImportError, match=r"pip install 'meanbank\[trackio\]'") as error:
         train(config, tmp_path / "run")
