@@ -97,6 +97,7 @@ PLANS = [
     plan("again", 2, run_of("killed", "plain", FSDP)),
     plan("many", 2, run_of("many", "plain", accumulated(4))),
     plan("there", 2, run_of("plain", "plain", anew=True)),
+    plan("full", 2, run_of("full", "plain", at=1, what="ENOSPC", **{"from": 2 * EVERY - 1})),
 ]
 
 
@@ -183,9 +184,14 @@ def test_a_rank_that_dies_ends_the_others_and_is_named(trials):
 
 def test_errors_are_one_line_of_rank_0(trials):
     _, results = trials
-    for name, told in (("many", "need at least 8 rows a batch"), ("there", "exists already")):
+    told_by = {
+        "many": "need at least 8 rows a batch",
+        "there": "exists already",
+        "full": "No space left on device; the checkpoint of step 3 is there",
+    }
+    for name, told in told_by.items():
         assert results[name]["codes"] == [2, 2]
-        (line,) = results[name]["said"][0].splitlines()
+        (line,) = [line for line in results[name]["said"][0].splitlines() if "error" in line]
         assert told in line
         assert results[name]["said"][1] == ""
     assert results["many"]["seen"]["many"]["status"] is None  # no folder
