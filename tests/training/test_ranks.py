@@ -208,7 +208,7 @@ WAYS = {
     for parts in (1, 3)
 }
 LONG, SHORT = ["training.steps=50", "training.checkpoint_every=50"], ["training.steps=10"]
-NANOCHAT = ["model.backbone=nanochat", "model.plan.1.values={type: gated_additive}"]
+NANOCHAT = ["model.backbone=nanochat", "model.plan.1.values={{type: gated_additive}"]
 MODELS = {
     "shared table": [f"model.plan.{at}.values={{type: bank, table: shared}}" for at in (0, 1)],
     "nanochat": NANOCHAT,
@@ -216,6 +216,14 @@ MODELS = {
     "mixed": ["model.plan.1.values={type: mixed, other: {type: bank}}"],
     "first layer": ["model.plan.1.values={type: first_layer}"],
     "isolate": ["data.pack=isolate"],
+    "a memory without use": ["data.sequence_length=6"],
+    # A row or two a rank: where a document ends in them, that rank alone has no use for the memory.
+    "a memory some use": [
+        "data.pack=isolate",
+        "data.sequence_length=12",
+        "data.batch_size=3",
+        "training.steps=40",
+    ],
 }
 
 
