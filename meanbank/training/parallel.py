@@ -200,7 +200,7 @@ def add_up(parameters: Sequence[Tensor], group: dist.ProcessGroup) -> None:
     dense = []
     for parameter, kind in zip(parameters, kinds.tolist(), strict=True):
         if kind == SPARSE:
-            parameter.grad = _sumrows_only(parameter, group)
+            parameter.grad = _sum_of_rows(parameter, group)
         elif kind == DENSE:
             if parameter.grad is None:
                 parameter.grad = torch.zeros_like(parameter)
@@ -221,7 +221,7 @@ def _kind(gradient: Tensor | None) -> int:
     return SPARSE if gradient.is_sparse else DENSE
 
 
-def _sumrows_only(parameter: Tensor, group: dist.ProcessGroup) -> Tensor:
+def _sum_of_rows(parameter: Tensor, group: dist.ProcessGroup) -> Tensor:
     """The sum of sparse gradients, which have rows (N, width) of another number on each rank."""
     gradient = parameter.grad
     if gradient is None:

@@ -11,6 +11,7 @@ import itertools
 import json
 import os
 import re
+import signal
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -29,7 +30,7 @@ ROLL_CALL = 10.0  # seconds in which ranks that are alive notice that another on
 FAREWELL = 5.0  # seconds for rank 0 to say why all end
 POLL = 0.02  # seconds between two looks at what others have said
 # What `torch.distributed` says when another process, or the way to it, is gone.
-_CUT = re.compile(r"gloo|nccl|connection|socket|peer|timed? ?out|store", re.IGNORECASE)
+_CUT = re.compile(r"\b(gloo|nccl|connection|socket|peer|timed? ?out)\b", re.IGNORECASE)
 # What a user can put right; the rest is a bug, whose traceback every rank shows.
 _TOLD = (ValueError, ImportError, OSError)
 
@@ -145,7 +146,8 @@ class Ranks:
         try:
             yield
         except RuntimeError as error:
-            if self.alone or not _CUT.search(str(error)):
+            cut = isinstance(error, dist.DistError) or _CUT.search(str(error))
+            if self.alone or not cut:
                 raise
             self._call_roll(error)
 
@@ -190,6 +192,8 @@ class Ranks:
 
     def leave(self, code: int = 2) -> NoReturn:
         """End once rank 0 has: torchrun ends all others with the first one."""
+        with contextlib.suppress(ValueError):  # not the main thread
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)  # torchrun's, once rank 0 has ended
         end = time.monotonic() + FAREWELL
         with contextlib.suppress(dist.DistError):
             while time.monotonic() < end and not self.store.check(["over"]):

@@ -71,7 +71,8 @@ def begin(work, runs, rank, size, port):
         for run in runs:
             trainer.Trainer._train_step = planted(train_step, run, rank)
             trainer.MeanbankForCausalLM = doubled if run.get("double") else MeanbankForCausalLM
-            fault = Fault(run.get("at"), "kill", thread="checkpoint", step=run.get("from", 0))
+            what, since = run.get("what", "kill"), run.get("from", 0)
+            fault = Fault(run.get("at"), what, thread="checkpoint", step=since)
             if rank == 0 and "from" in run:
                 fault.install()
             code = call_main(work, run)

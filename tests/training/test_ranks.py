@@ -97,6 +97,7 @@ PLANS = [
     plan("again", 2, run_of("killed", "plain", FSDP)),
     plan("many", 2, run_of("many", "plain", accumulated(4))),
     plan("there", 2, run_of("plain", "plain", anew=True)),
+    plan("full", 2, run_of("full", "plain", at=1, what="ENOSPC", **{"from": 2 * EVERY - 1})),
 ]
 
 
@@ -183,9 +184,14 @@ def test_a_rank_that_dies_ends_the_others_and_is_named(trials):
 
 def test_errors_are_one_line_of_rank_0(trials):
     _, results = trials
-    for name, told in (("many", "need at least 8 rows a batch"), ("there", "exists already")):
+    told_by = {
+        "many": "need at least 8 rows a batch",
+        "there": "exists already",
+        "full": "No space left on device; the checkpoint of step 3 is there",
+    }
+    for name, told in told_by.items():
         assert results[name]["codes"] == [2, 2]
-        (line,) = results[name]["said"][0].splitlines()
+        (line,) = [line for line in results[name]["said"][0].splitlines() if "error" in line]
         assert told in line
         assert results[name]["said"][1] == ""
     assert results["many"]["seen"]["many"]["status"] is None  # no folder
@@ -202,7 +208,7 @@ WAYS = {
     for parts in (1, 3)
 }
 LONG, SHORT = ["training.steps=50", "training.checkpoint_every=50"], ["training.steps=10"]
-NANOCHAT = ["model.backbone=nanochat", "model.plan.1.values={type: gated_additive}"]
+NANOCHAT = ["model.backbone=nanochat", "model.plan.1.values={{type: gated_additive}"]
 MODELS = {
     "shared table": [f"model.plan.{at}.values={{type: bank, table: shared}}" for at in (0, 1)],
     "nanochat": NANOCHAT,
@@ -210,6 +216,14 @@ MODELS = {
     "mixed": ["model.plan.1.values={type: mixed, other: {type: bank}}"],
     "first layer": ["model.plan.1.values={type: first_layer}"],
     "isolate": ["data.pack=isolate"],
+    "a memory without use": ["data.sequence_length=6"],
+    # A row or two a rank: where a document ends in them, that rank alone has no use for the memory.
+    "a memory some use": [
+        "data.pack=isolate",
+        "data.sequence_length=12",
+        "data.batch_size=3",
+        "training.steps=40",
+    ],
 }
 
 
