@@ -129,7 +129,8 @@ class Trainer:
             progress(title, steps, done=self.step) as report,
             contextlib.closing(ahead) as batches,
         ):
-            if self._evaluation_due() and not self.ranks.told(metrics.kept_at(self.step, HELD_OUT)):
+            evaluated, *_ = self.ranks.gathered(metrics.kept_at(self.step, HELD_OUT))
+            if self._evaluation_due() and not evaluated:
                 self._evaluate(metrics, stop)
             while self.step < steps and not self._stops(stop):
                 figures = self._train_step(batches)
@@ -144,7 +145,8 @@ class Trainer:
                     self._save(metrics)
             if self.saved != self.step:  # a signal came
                 self._save(metrics)
-        self.ranks.told()  # all is written
+            self.writer.wait()
+            self.ranks.meet()  # or none is done
         if self.signal is not None and (self.step < steps or self.left):
             raise Interrupted(self.signal, self.step)
 
