@@ -32,8 +32,8 @@ SPACE = 32  # which JSON may have at its end
 POLL = 0.02  # seconds between two looks at what others have said
 # What `torch.distributed` says when another process, or the way to it, is gone.
 _CUT = re.compile(r"\b(gloo|nccl|connection|socket|peer|timed? ?out)\b", re.IGNORECASE)
-# What a user can put right; the rest is a bug, whose traceback every rank shows.
-_TOLD = (ValueError, ImportError, OSError)
+# What a user can put right, or has asked for; the rest is a bug, which a rank shows where it is.
+_TOLD = (ValueError, ImportError, OSError, KeyboardInterrupt)
 
 
 class LostRankError(ValueError):

@@ -284,7 +284,10 @@ class Trainer:
         return self.step == settings.steps or (every > 0 and self.step % every == 0)
 
     def _evaluate(self, metrics: Metrics, stop: StopSignals) -> None:
-        """Write down bits per byte of held-out text; when a signal comes, it is left for later."""
+        """Write down bits per byte of held-out text; when a signal comes, it is left for later.
+
+        Every rank reads all of it: where the model is divided, none can read anything alone.
+        """
 
         def leave(*_: object) -> None:
             if self._stops(stop):
