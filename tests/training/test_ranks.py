@@ -28,7 +28,8 @@ BASE = [
     f"training.checkpoint_every={EVERY}",
     "training.keep_last=9",
     "training.evaluate_every=4",
-    "data.batch_size=7",  # no two ranks have as many rows
+    "data.batch_size=7",  # which no number of ranks divides, nor the rows of tables:
+    "data.vocab_size=271",
     "data.sequence_length=24",
 ]
 RECIPES = {
