@@ -72,14 +72,13 @@ def test_every_way_gives_the_same_run(tmp_path, recipe):
     )
     for name in WAYS:
         assert_same_run(tmp_path, found, f"long-{name}", "long")
-        losses, expected = (
-            [line["loss"] for t in found for line in t["seen"].get(n, NOTHING)["figures"][:10]]
-            for n in (f"short-{name}", "short")
-        )
+        losses, expected = (losses_of(found, each)[:10] for each in (f"short-{name}", "short"))
         assert losses == pytest.approx(expected, rel=1e-5), name
 
 
-NOTHING = {"figures": []}
+def losses_of(found, name):
+    (lines,) = [result["seen"][name]["figures"] for result in found if name in result["seen"]]
+    return [line["loss"] for line in lines if "loss" in line]
 
 
 @pytest.mark.parametrize("ranks", [2, 3])
@@ -121,11 +120,8 @@ def test_bfloat16_means_the_same_everywhere(tmp_path):
             ),
         ],
     )
-    expected = [line["loss"] for line in found[0]["seen"]["one"]["figures"] if "loss" in line]
     for name in ("ddp", "fsdp"):
-        lines = found[1]["seen"][name]["figures"]
-        losses = [line["loss"] for line in lines if "loss" in line]
-        assert losses == pytest.approx(expected, rel=2e-3)
+        assert losses_of(found, name) == pytest.approx(losses_of(found, "one"), rel=2e-3)
         last = tmp_path / name / f"checkpoints/step-{STEPS:06d}" / "model.safetensors"
         assert {tensor.dtype for tensor in load_file(last).values()} == {torch.float32}
 
