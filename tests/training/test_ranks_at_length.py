@@ -32,6 +32,8 @@ WAYS = {
     for tables in ("replicated", "sharded")
     for parts in (1, 3)
 }
+# In float32. Muon's products are in bfloat16, where another last bit may round to another number.
+ROUNDING = {"plain": 1e-5, "kvm": 1e-5, "bov": 1e-4, "sparse": 1e-4}
 LONG, SHORT = ["training.steps=50", "training.checkpoint_every=50"], ["training.steps=10"]
 NANOCHAT = ["model.backbone=nanochat", "model.plan.1.values={{type: gated_additive}"]
 MODELS = {
@@ -73,7 +75,7 @@ def test_every_way_gives_the_same_run(tmp_path, recipe):
     for name in WAYS:
         assert_same_run(tmp_path, found, f"long-{name}", "long")
         losses, expected = (losses_of(found, each)[:10] for each in (f"short-{name}", "short"))
-        assert losses == pytest.approx(expected, rel=1e-5), name
+        assert losses == pytest.approx(expected, rel=ROUNDING[recipe]), name
 
 
 def losses_of(found, name):
