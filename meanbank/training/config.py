@@ -46,7 +46,7 @@ class TrainingConfig:
     checkpointing: "blocks" keeps only what goes into a block and computes the rest again for the
         backward pass.
     precision: "bfloat16" has products of matrices and attention in it (`torch.autocast`); weights,
-        gradients and moments stay float32.
+        gradients, moments and evaluations stay float32.
     compile: the blocks go through `torch.compile`.
     """
 

@@ -28,11 +28,12 @@ STARTING = timedelta(minutes=10)  # until all ranks are there
 STEP = timedelta(minutes=30)  # for which a rank waits for another in one exchange
 ROLL_CALL = 10.0  # seconds in which ranks that are alive notice that another one is not
 FAREWELL = 5.0  # seconds for rank 0 to say why all end
+SPACE = 32  # which JSON may have at its end
 POLL = 0.02  # seconds between two looks at what others have said
 # What `torch.distributed` says when another process, or the way to it, is gone.
 _CUT = re.compile(r"\b(gloo|nccl|connection|socket|peer|timed? ?out)\b", re.IGNORECASE)
-# What a user can put right; the rest is a bug, whose traceback every rank shows.
-_TOLD = (ValueError, ImportError, OSError)
+# What a user can put right, or has asked for; the rest is a bug, which a rank shows where it is.
+_TOLD = (ValueError, ImportError, OSError, KeyboardInterrupt)
 
 
 class LostRankError(ValueError):
@@ -104,13 +105,36 @@ class Ranks:
         dist.all_reduce(tensor, how)
         return tensor.tolist()
 
-    def told(self, value: Any = None) -> Any:
-        """What rank 0 has (plain data), on every rank, however long that takes it."""
-        return value if self.alone else self._exchange(value, [0])[0]
+    def meet(self) -> None:
+        """Wait until all are here."""
+        self.sum(0.0)
 
     def gathered(self, value: Any) -> list[Any]:
         """What each rank has (plain data), in order, on every rank."""
-        return [value] if self.alone else self._exchange(value, range(self.size))
+        if self.alone:
+            return [value]
+        text = torch.tensor(list(json.dumps(value).encode()), dtype=torch.uint8)
+        (most,) = map(int, self.largest(len(text)))
+        texts = [torch.empty(most, dtype=torch.uint8) for _ in range(self.size)]
+        dist.all_gather(texts, torch.cat([text, text.new_full((most - len(text),), SPACE)]))
+        return [json.loads(bytes(each.tolist())) for each in texts]
+
+    def told(self, value: Any = None) -> Any:
+        """What rank 0 has (plain data), on every rank, however long that takes it.
+
+        For what comes before the loop: who waits does not notice when rank 0 dies, and ends by the
+        signal that torchrun then sends.
+        """
+        if self.alone:
+            return value
+        self._exchanges += 1
+        key = f"told/{self._exchanges}"
+        if self.leads:
+            self.store.set(key, json.dumps(value))
+        while not self.store.check([key]):  # its `wait` would print a warning for each time-out
+            self._check_failed([0])
+            time.sleep(POLL)
+        return json.loads(self.store.get(key))
 
     def in_turn(self, call: Callable[[], Any]) -> Any:
         """What `call` gives here, once it is done on rank 0; where it fails there, all end."""
@@ -120,18 +144,6 @@ class Ranks:
         result = call()
         self.told()
         return result
-
-    def _exchange(self, value: Any, speakers: Iterable[int]) -> list[Any]:
-        self._exchanges += 1
-        if self.rank in speakers:
-            self.store.set(f"{self._exchanges}/{self.rank}", json.dumps(value))
-        return [self._heard(f"{self._exchanges}/{rank}", rank) for rank in speakers]
-
-    def _heard(self, key: str, rank: int) -> Any:
-        while not self.store.check([key]):  # its `wait` would print a warning for each time-out
-            self._check_failed([rank])
-            time.sleep(POLL)
-        return json.loads(self.store.get(key))
 
     def _check_failed(self, ranks: Iterable[int]) -> None:
         """Raise LostRankError where one of these has failed with an error; rank 0 tells it."""

@@ -141,7 +141,8 @@ class Trainer:
             progress(title, steps, done=self.step) as report,
             contextlib.closing(ahead) as batches,
         ):
-            if self._evaluation_due() and not self.ranks.told(metrics.kept_at(self.step, HELD_OUT)):
+            evaluated, *_ = self.ranks.gathered(metrics.kept_at(self.step, HELD_OUT))
+            if self._evaluation_due() and not evaluated:
                 self._evaluate(metrics, stop)
             while self.step < steps and not self._stops(stop):
                 figures = self._train_step(batches)
@@ -158,7 +159,8 @@ class Trainer:
                     self._save(metrics)
             if self.saved != self.step:  # a signal came
                 self._save(metrics)
-        self.ranks.told()  # all is written
+            self.writer.wait()
+            self.ranks.meet()  # or none is done
         if self.signal is not None and (self.step < steps or self.left):
             raise Interrupted(self.signal, self.step)
 
@@ -316,7 +318,10 @@ class Trainer:
         return self.step == settings.steps or due(settings.evaluate_every, self.step)
 
     def _evaluate(self, metrics: Metrics, stop: StopSignals) -> None:
-        """Write down bits per byte of held-out text; when a signal comes, it is left for later."""
+        """Write down bits per byte of held-out text; when a signal comes, it is left for later.
+
+        Every rank reads all of it: where the model is divided, none can read anything alone.
+        """
 
         def leave(*_: object) -> None:
             if self._stops(stop):
