@@ -35,7 +35,7 @@ def initialize_backbone(
     blocks: Sequence[Block],
     final_norm: nn.Module,
     shared_table: nn.Parameter | None,
-    seed: int,
+    seed: int | None,
 ) -> None:
     """Embedding, norms and blocks; tables last, from the final start values of the embedding."""
     draws = Draws(seed, embedding.weight.device)
@@ -78,11 +78,19 @@ def initialize_backbone(
         block.initialize_table(x0, draw, shared_table if block is first else None)
 
 
-class Draws:
-    """Random numbers by name."""
+def start_seed() -> int | None:
+    """A seed for `Draws` from PyTorch's generator; None on the meta device, which draws nothing."""
+    if torch.get_default_device().type == "meta":
+        return None
+    return int(torch.randint(2**62, (), device="cpu"))
 
-    def __init__(self, seed: int, device: torch.device) -> None:
-        self._seed = seed
+
+class Draws:
+    """Random numbers by name, for weights on a device."""
+
+    def __init__(self, seed: int | None, device: torch.device) -> None:
+        self._nothing = device.type == "meta"
+        self._seed = start_seed() if seed is None and not self._nothing else seed
         self._cuda = [device] if device.type == "cuda" else []
 
     @contextlib.contextmanager
@@ -91,6 +99,9 @@ class Draws:
 
         The contextual part of a mixture is the projection that the layer would have without it.
         """
+        if self._nothing:
+            yield
+            return
         name = name.replace(".values.contextual.", ".values.")
         digest = hashlib.sha256(f"{self._seed} {name}".encode()).digest()
         seed = int.from_bytes(digest[:8], "little") >> 1

@@ -28,7 +28,7 @@ from meanbank.model.bank_storage import (
 from meanbank.model.block import make_blocks
 from meanbank.model.cache import MeanbankCache
 from meanbank.model.config import MeanbankConfig
-from meanbank.model.initialization import PLAIN, Draws, initialize_backbone
+from meanbank.model.initialization import PLAIN, Draws, initialize_backbone, start_seed
 from meanbank.model.inputs import (
     check_cache,
     check_documents,
@@ -56,8 +56,7 @@ class MeanbankPreTrainedModel(PreTrainedModel):
 
     def __init__(self, config: MeanbankConfig) -> None:
         super().__init__(config)
-        # of start values: drawn before any part is made, so that it does not depend on the parts
-        self._start_seed = int(torch.randint(2**62, (), device="cpu"))
+        self._start_seed = start_seed()  # drawn before any part is made: it depends on none
 
     @classmethod
     def from_pretrained(

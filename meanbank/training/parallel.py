@@ -109,6 +109,11 @@ class FullySharded(OneProcess):
         self._places = {m.name: at for at, m in enumerate(members) if m.name not in names}
         self._used = torch.zeros(len(members), device=model.device)
         self._watched: set[str] = set()
+        if "set_reduce_scatter_unused_params" not in dir(FSDPModule):
+            raise ValueError(
+                "training.parallel=fsdp needs PyTorch 2.13 or newer, here is "
+                f"{torch.__version__}: update it, or use ddp"
+            )
         # Nothing here changes a block's output in place.
         warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view")
         backbone: Any = model.model

@@ -115,6 +115,16 @@ def test_two_models_in_a_row_start_differently():
     assert not torch.equal(second.lm_head.weight, third.lm_head.weight)
 
 
+def test_a_model_without_numbers_draws_none():
+    config = small().config
+    expected = torch.rand(())
+    torch.manual_seed(0)
+    MeanbankForCausalLM(config)
+    with torch.device("meta"):
+        MeanbankForCausalLM(config)
+    assert torch.equal(torch.rand(()), expected)
+
+
 def test_places():
     assert layers_at("last_third", 12) == [8, 9, 10, 11]
     assert layers_at("last_third", 4) == [2, 3]
