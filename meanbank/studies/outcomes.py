@@ -23,8 +23,7 @@ NOT_IN_EVERY_SEED = "not in every seed"
 _DIFFERENCE = "of a difference of arms: "
 OUTCOMES = {
     HOLDS: "by the rule of its study.",
-    NOT_SEEN: "undecided; or it does not hold, and its interval, of a difference of arms, includes "
-    "0.",
+    NOT_SEEN: f"{_DIFFERENCE}undecided; or it does not hold, and the interval includes 0.",
     SIZE_UNDECIDED: f"{_DIFFERENCE}undecided, but the interval is on the claimed side of 0, while "
     "the threshold is further out.",
     SMALLER: f"{_DIFFERENCE}it does not hold, but the interval is on the claimed side of 0.",
@@ -32,7 +31,7 @@ OUTCOMES = {
     DOES_NOT_HOLD: "not a difference, or one that may go that far against the claim.",
     NOT_IN_EVERY_SEED: "a claim about each seed that does not hold in all, nor is reversed in all.",
     NOT_MEASURED: "a score is missing.",
-    UNDECIDED: f"fewer than {FEWEST_SEEDS} seeds.",
+    UNDECIDED: f"fewer than {FEWEST_SEEDS} seeds, or undecided and not a difference.",
     f"{SUGGESTIVE}...": f"the same, with fewer than {FEW_SEEDS} seeds.",
 }
 
@@ -42,8 +41,9 @@ def outcome(verdict: Verdict) -> str:
     word = verdict.verdict.removeprefix(SUGGESTIVE)
     count = len(verdict.values)
     if word == UNDECIDED and count >= FEWEST_SEEDS:
-        seen = verdict.threshold != 0 and _side(verdict) == 1
-        word = SIZE_UNDECIDED if seen else NOT_SEEN
+        side = _side(verdict)
+        seen = verdict.threshold != 0 and side == 1
+        word = UNDECIDED if side is None else SIZE_UNDECIDED if seen else NOT_SEEN
     elif word == DOES_NOT_HOLD:
         word = _fallen(verdict)
     few = word not in (NOT_SEEN, UNDECIDED, NOT_MEASURED) and count < FEW_SEEDS

@@ -27,6 +27,8 @@ CASES = [
     ("x(a) - x(b) > 0.05", ACROSS, "not seen"),
     ("x(a) >= 3", UP, "does not hold"),
     ("x(a) <= 3", UP, "holds"),
+    ("x(a) >= 1.6", ACROSS, "undecided"),  # no difference that could be seen
+    ("x(a) >= 1.0", [0.1] * 3, "undecided"),
     ("x(a) > 2 * x(b)", DOWN, "does not hold"),  # not 0 where scores are equal
     ("x(a) - x(b) > -0.05", DOWN, "does not hold"),  # equal arms satisfy it
     ("x(a) - x(b) > -0.05", UP, "holds"),
