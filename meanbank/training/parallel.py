@@ -148,11 +148,13 @@ class FullySharded(OneProcess):
     def whole(self) -> Iterator[None]:
         divided = [module for module in self._root.modules() if isinstance(module, FSDPModule)]
         for module in divided:
+            module.set_reshard_after_forward(False, recurse=False)  # nor after a pass
             module.unshard()
         try:
             yield
         finally:
             for module in divided:
+                module.set_reshard_after_forward(module is not self._root, recurse=False)
                 module.reshard()
 
     def _watch(self, prefix: str, module: nn.Module, _: Any) -> None:

@@ -204,8 +204,7 @@ class Ranks:
 
     def leave(self, code: int = 2) -> NoReturn:
         """End once rank 0 has: torchrun ends all others with the first one."""
-        with contextlib.suppress(ValueError):  # not the main thread
-            signal.signal(signal.SIGTERM, signal.SIG_IGN)  # torchrun's, once rank 0 has ended
+        _ending()
         end = time.monotonic() + FAREWELL
         with contextlib.suppress(dist.DistError):
             while time.monotonic() < end and not self.store.check(["over"]):
@@ -214,8 +213,15 @@ class Ranks:
 
     def over(self) -> None:
         """Tell the others that this process is at its end."""
+        _ending()
         with contextlib.suppress(dist.DistError):
             self.store.set("over", "")
+
+
+def _ending() -> None:
+    """End with the own exit code, although torchrun asks all to end once the first one has."""
+    with contextlib.suppress(ValueError):  # not the main thread
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
 
 
 _together: Ranks | None = None

@@ -10,6 +10,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from meanbank.training.metrics import read_metrics
+
 ROOT = Path(__file__).resolve().parents[2]
 STEPS, EVERY = 6, 3
 BASE = [
@@ -21,11 +23,17 @@ BASE = [
     "data.vocab_size=271",
     "data.sequence_length=24",
 ]
+# Aids that say more in other files, and other shapes at first; all must be those of one process.
+AIDS = [
+    "training.position_loss_every=2",
+    "training.memory_statistics_every=2",
+    "data.sequence_lengths=[{fraction: 0.5, length: 12}, {fraction: 0.5, length: 24}]",
+]
 RECIPES = {
     "plain": ["training.recipe=plain"],
     "kvm": ["training.recipe=kvm"],
     "bov": ["training.recipe=bov"],
-    "sparse": ["training.recipe={type: bov, table_gradients: sparse, clip: 1.0}"],
+    "sparse": ["training.recipe={type: bov, table_gradients: sparse, clip: 1.0}", *AIDS],
 }
 FSDP, SHARDED = "training.parallel=fsdp", "training.tables=sharded"
 
@@ -71,6 +79,7 @@ def assert_same_run(folder, trials, name, reference, tolerance=1e-9):
     assert len(lines) == len(other) > STEPS
     for line, expected in zip(lines, other, strict=True):
         assert line == pytest.approx(expected, rel=tolerance), (name, line, expected)
+    assert_same_statistics(folder / name, folder / reference, tolerance)
     last = (f"checkpoints/step-{lines[-1]['step']:06d}/{kind}.safetensors" for kind in FILES)
     for file in last:
         found, expected = load_file(folder / name / file), load_file(folder / reference / file)
@@ -78,3 +87,23 @@ def assert_same_run(folder, trials, name, reference, tolerance=1e-9):
         for key, tensor in found.items():
             if "rng" not in key:
                 torch.testing.assert_close(tensor, expected[key], rtol=tolerance, atol=tolerance)
+
+
+def assert_same_statistics(run, reference, tolerance):
+    """The same numbers in every line of `statistics.jsonl`, if there are any."""
+    found, expected = (
+        read_metrics(path) if (path := folder / "statistics.jsonl").is_file() else []
+        for folder in (run, reference)
+    )
+    assert len(found) == len(expected)
+    for line, other in zip(found, expected, strict=True):
+        assert flat(line) == pytest.approx(flat(other), rel=tolerance), run
+
+
+def flat(value, name=""):
+    """The numbers in nested lists and mappings, by their place."""
+    if isinstance(value, int | float):
+        return {name: value}
+    items = value.items() if isinstance(value, dict) else enumerate(value)
+    nested = [(at, each) for at, each in items if isinstance(each, int | float | list | dict)]
+    return {at: x for key, each in nested for at, x in flat(each, f"{name}/{key}").items()}
