@@ -108,6 +108,8 @@ def place_of(name: str) -> tuple[str, dict[str, Any]]:
     """What `from_pretrained` is called with; ValueError for a folder without a model."""
     place = name.removeprefix(HUB)
     if place == name and not (Path(name) / "config.json").is_file():
+        if found := checkpoints(Path(name)):
+            raise ValueError(f"{name} is a run: for its model give a checkpoint, {found[-1]}")
         raise ValueError(f"{name} is neither a run nor a model: it has no {CONFIG}, no config.json")
     return place, {"trust_remote_code": False, "local_files_only": place == name}
 

@@ -10,6 +10,7 @@ from meanbank.cli import main
 from meanbank.core.bundled import read_yaml
 from meanbank.reports.study import load_study as load_results
 from meanbank.studies.comparisons import compare_arms
+from meanbank.studies.evaluations import place_of
 from meanbank.studies.report import report_study
 from meanbank.studies.resolve import load_study, read_study
 from meanbank.studies.verdicts import ClaimSpec, RunScores, judge
@@ -163,6 +164,12 @@ def test_a_run_and_a_model_do_not_share_a_folder(llama, corpus, tmp_path):
     assert by_job(out)["fixed", 7]["scores"]["weights-for-tests"] == pytest.approx(sum_of(llama))
     with pytest.raises(ValueError, match=r"a model that was not trained there; --force makes arm"):
         run(study_file(tmp_path), out, only=["fixed"])
+
+
+def test_a_run_is_not_its_model_and_the_checkpoint_that_is_one_is_named(tmp_path):
+    (tmp_path / "run" / "checkpoints" / "step-000004").mkdir(parents=True)
+    with pytest.raises(ValueError, match=r"run is a run: .* a checkpoint, \S*step-000004$"):
+        place_of(str(tmp_path / "run"))
 
 
 @pytest.mark.parametrize(
