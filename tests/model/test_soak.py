@@ -42,7 +42,10 @@ def live_bytes() -> int:
 
 
 @torch.inference_mode()
-@pytest.mark.parametrize("name", PLANS)
+@pytest.mark.parametrize(
+    "name",
+    ["growing", *(pytest.param(name, marks=pytest.mark.slow) for name in ("fixed", "saturating"))],
+)
 def test_a_hundred_thousand_tokens(name):
     config = MeanbankConfig(
         vocab_size=50,

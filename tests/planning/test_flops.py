@@ -20,7 +20,7 @@ from meanbank.model.attention import SoftmaxAttention
 from tests.conformance.models import MEMORIES, SOURCES
 from tests.counting import flop_counter
 
-TOKENS = 21
+TOKENS = 17
 CASES = sorted(
     {
         *itertools.product(["gptalpha2"], MEMORIES, ["projection"], ["all"]),

@@ -71,7 +71,7 @@ def run_trials(folder, plans):
     return results
 
 
-SMALL = plans_of(kills=10, saves=4, anywhere=2, full=2, broken=1, stops=1)
+SMALL = plans_of(kills=5, saves=3, anywhere=2, full=2, broken=1, stops=1)
 LARGE = plans_of(kills=100, saves=999, anywhere=60, full=30, broken=10, stops=25)
 
 
