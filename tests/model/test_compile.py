@@ -69,7 +69,8 @@ def test_training_at_a_hundred_lengths(system):
     assert len(compilations(calls)) <= 1 + RECOMPILATIONS
 
 
-@systems
+@pytest.mark.slow
+@pytest.mark.parametrize("system", SYSTEMS)
 def test_decoding_a_hundred_tokens(system):
     model, ids = make_system(system), random_ids(2, 100)
     expected = model(ids).logits

@@ -61,7 +61,7 @@ def test_flops_are_those_of_the_model(backbone, memory, source, where):
     check(make_model(backbone, memory, source, where))
 
 
-@pytest.mark.parametrize("memory", ["full", "rwkv7"])
+@pytest.mark.parametrize("memory", ["full", pytest.param("rwkv7", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("source", SOURCES)
 def test_published_values_of_a_later_layer_are_counted(source, memory):
     plan = [
