@@ -34,9 +34,13 @@ def report_study(folder: Path) -> Path:
     finished = {(result["arm"], result["seed"]): result for result in read_results(folder)}
     runs = [run_scores(job, finished.get((job.name, job.seed))) for job in jobs_of(study, folder)]
     first = build(tuple[ClaimSpec, ...], read_json(folder / CLAIMS), str(folder / CLAIMS))
-    at_first = {claim.claim for claim in first}
+    at_first = {(claim.claim, claim.each) for claim in first}  # what a verdict depends on
     claims = [
-        {**verdict.plain(), "outcome": outcome(verdict), "added": verdict.claim not in at_first}
+        {
+            **verdict.plain(),
+            "outcome": outcome(verdict),
+            "added": (verdict.claim, verdict.each) not in at_first,
+        }
         for verdict in judge(study.claims, runs)
     ]
     compared = list(compare_groups(study, runs))

@@ -18,10 +18,7 @@ class Metrics:
     """Appends to `metrics.jsonl`; an earlier try's lines after `first_step` steps are dropped."""
 
     def __init__(self, path: Path, first_step: int, trackers: Trackers | None = None) -> None:
-        self.kept: list[dict[str, Any]] = []
-        if path.is_file():
-            self.kept = [line for line in read_metrics(path) if line["step"] <= first_step]
-            write_text(path, "".join(json.dumps(line) + "\n" for line in self.kept))
+        self.kept = cut_back(path, first_step)
         self._path, self._file = path, path.open("ab", buffering=0)
         self._trackers = trackers or Trackers()
 
@@ -76,6 +73,15 @@ class Stopwatch:
         began = time.perf_counter()
         yield
         self.seconds[part] = self.seconds.get(part, 0.0) + time.perf_counter() - began
+
+
+def cut_back(path: Path, step: int) -> list[dict[str, Any]]:
+    """Leave the lines up to a step in a file, where it is there; returns them."""
+    if not path.is_file():
+        return []
+    kept = [line for line in read_metrics(path) if line["step"] <= step]
+    write_text(path, "".join(json.dumps(line) + "\n" for line in kept))
+    return kept
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:

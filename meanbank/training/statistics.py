@@ -8,12 +8,12 @@ from typing import Any
 
 from torch import Tensor
 
-from meanbank.core.files import told, write_text
+from meanbank.core.files import told
 from meanbank.evaluation import MemoryStatistics, Subject
 from meanbank.evaluation.memory_statistics import layer_statistics, learned, memories_of
 from meanbank.evaluation.parts import RootMeanSquares
 from meanbank.model import MeanbankForCausalLM
-from meanbank.training.metrics import read_metrics
+from meanbank.training.metrics import cut_back
 from meanbank.training.parallel import OneProcess
 
 
@@ -34,9 +34,7 @@ class StatisticsLog:
     def begin(self, path: Path, first_step: int) -> None:
         """Write here; an earlier try's lines after `first_step` steps are dropped."""
         self.path = path
-        if path.is_file():
-            kept = [line for line in read_metrics(path) if line["step"] <= first_step]
-            write_text(path, "".join(json.dumps(line) + "\n" for line in kept))
+        cut_back(path, first_step)
 
     def write(self, step: int) -> None:
         """Measure the model after a step, and have the line on disk."""

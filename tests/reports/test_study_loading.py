@@ -41,7 +41,7 @@ def test_intervals_have_two_ends(study: Path) -> None:
     (claim,) = load_study(study).claims
     assert claim.interval is None and claim.bootstrap is None
     assert claim.verdict == "not measured"
-    assert claim.notes == ("added when there were results already",)
+    assert claim.notes == ("added or changed when there were results already",)
 
 
 def test_a_group_has_seeds_of_its_own(study: Path) -> None:

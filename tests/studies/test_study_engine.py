@@ -105,6 +105,22 @@ def test_claims_are_kept_as_they_were_before_there_were_results(tmp_path):
     assert [claim["claim"] for claim in now] == ["weights-for-tests(fixed) > 2"]
 
 
+def test_claims_that_came_or_changed_after_results_are_marked(tmp_path):
+    """Also one that is now about each seed: that is judged by another rule."""
+    out, claim = tmp_path / "out", "weights-for-tests(fixed) > {}"
+    first = [{"claim": claim.format(0)}, {"claim": claim.format(1)}]
+    run(study_file(tmp_path, claims=first), out)
+    later = [
+        {"claim": claim.format(0), "says": "Only its words are others."},
+        {"claim": claim.format(1), "each": True},
+        {"claim": claim.format(2)},
+    ]
+    run(study_file(tmp_path, claims=later), out)
+    report_study(out)
+    judged = json.loads((out / "verdicts.json").read_text())["claims"]
+    assert [each["added"] for each in judged] == [False, True, True]
+
+
 def test_texts_are_prepared_once_before_any_job(config_file, tmp_path, monkeypatch):
     prepared, launcher = [], InProcess()
 

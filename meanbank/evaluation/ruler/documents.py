@@ -48,20 +48,20 @@ class Documents(Task):
     best_reference = True
 
     def __init__(self, name: str, library: Library) -> None:
-        self.name, self.library, self.most = name, library, len(library.documents)
+        self.name, self.source, self.most = name, library, len(library.documents)
 
     def steps(self, length: int) -> tuple[int, ...]:
         return (10, 1)
 
     def tries(self, size: int, step: int, index: int) -> Iterable[int]:
         """Down to the documents that hold the answer; nothing for a question that is not there."""
-        if index >= len(self.library.questions):
+        if index >= len(self.source.questions):
             return ()
-        gold = len(self.library.questions[index].gold)
+        gold = len(self.source.questions[index].gold)
         return (*range(max(size, gold), gold, -step), gold)
 
     def draw(self, dice: Dice, size: int, length: int, index: int) -> Callable[[], Draft]:
-        library, asked = self.library, self.library.questions[index]
+        library, asked = self.source, self.source.questions[index]
         chosen = list(asked.gold)
         more = max(0, size - len(chosen))
         if size >= len(library.documents):

@@ -222,7 +222,9 @@ def outcomes_of(record: Mapping[str, Any]) -> dict[str, str]:
 def _claim(record: Mapping[str, Any]) -> Claim:
     verdict = said(record.get("verdict")) or "not measured"
     notes = record.get("notes")
-    late = ("added when there were results already",) if record.get("added") is True else ()
+    late = (
+        ("added or changed when there were results already",) if record.get("added") is True else ()
+    )
     return Claim(
         name=said(record.get("claim")),
         says=said(record.get("says")),
