@@ -35,7 +35,7 @@ WAYS = {
 # In float32. Muon's products are in bfloat16, where another last bit may round to another number.
 ROUNDING = {"plain": 1e-5, "kvm": 1e-5, "bov": 1e-4, "sparse": 1e-4}
 LONG, SHORT = ["training.steps=50", "training.checkpoint_every=50"], ["training.steps=10"]
-NANOCHAT = ["model.backbone=nanochat", "model.plan.1.values={{type: gated_additive}"]
+NANOCHAT = ["model.backbone=nanochat", "model.plan.1.values={type: gated_additive}"]
 MODELS = {
     "shared table": [f"model.plan.{at}.values={{type: bank, table: shared}}" for at in (0, 1)],
     "nanochat": NANOCHAT,
