@@ -4,9 +4,7 @@ import contextlib
 import dataclasses
 import gc
 import os
-import platform
 from collections.abc import Iterable, Iterator
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -63,9 +61,8 @@ class Machine:
             torch.cuda.synchronize()
 
     def provenance(self, dtype: str) -> dict[str, Any]:
-        """What produced a result, and the name of the processor or the GPU."""
-        name = torch.cuda.get_device_name() if self.device == "cuda" else processor_name()
-        return {**produced_by(device=self.device, dtype=dtype, seed=SEED), "machine": name}
+        """What produced a result."""
+        return produced_by(device=self.device, dtype=dtype, seed=SEED)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -167,12 +164,3 @@ def _tokens(text: str, part: str) -> int:
             "(doubling) or 512,2048"
         )
     return int(text)
-
-
-def processor_name() -> str:
-    """The model of the CPU, as the system calls it."""
-    with contextlib.suppress(OSError):
-        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    return platform.processor() or platform.machine()

@@ -1,5 +1,6 @@
 """What produced a result: enough to run it again."""
 
+import contextlib
 import functools
 import platform
 import subprocess
@@ -26,6 +27,18 @@ def commit() -> str | None:
     return head + ("+changes" if changes else "")
 
 
+@functools.cache
+def machine(device: str) -> str:
+    """The model of the GPU, or of the processor as the system calls it."""
+    if device.startswith("cuda"):
+        return torch.cuda.get_device_name(device)
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()
+
+
 def produced_by(*, device: str, dtype: str, seed: int | None) -> dict[str, Any]:
     """Version, commit and machine facts, as plain JSON values."""
     from meanbank import __version__
@@ -36,6 +49,7 @@ def produced_by(*, device: str, dtype: str, seed: int | None) -> dict[str, Any]:
         "python": platform.python_version(),
         "torch": torch.__version__,
         "device": device,
+        "machine": machine(device),
         "dtype": dtype,
         "threads": torch.get_num_threads(),
         "seed": seed,

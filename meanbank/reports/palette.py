@@ -43,7 +43,7 @@ FORM_COLORS = {
     "later": "#FFFFFF",
 }
 
-_COLORS = ("#222222", "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#B8860B")
+COLORS = ("#222222", "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#B8860B")
 _RAMP = ("#F0A202", "#D1495B", "#7B2D8B", "#12355B")  # each darker than the one before
 _MARKERS = ("o", "D", "v", "s", "P", "^", "X")
 _DASHES: tuple[tuple[float, ...], ...] = ((), (5, 2), (2, 1.5), (6, 1.5, 1.5, 1.5))
@@ -90,9 +90,9 @@ def _between(place: float) -> str:
 
 def _looks() -> Iterator[Style]:
     """Each colour once with a marker of its own, then with the next marker and dashes."""
-    count = len(_COLORS)
+    count = len(COLORS)
     for turn in range(count * len(_DASHES)):
-        for index, color in enumerate(_COLORS):
+        for index, color in enumerate(COLORS):
             dashes = _DASHES[(turn + index) % len(_DASHES)]
             yield Style(color=color, marker=_MARKERS[(turn + index) % count], dashes=dashes)
 

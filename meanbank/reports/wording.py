@@ -18,6 +18,11 @@ def percent(value: float | None, places: int = 0) -> str:
     return DASH if value is None else f"{100 * value:.{places}f} %"
 
 
+def two_digits(share: float) -> str:
+    """A share for narrow places: `0.934` -> `.93`, `0.998` -> `1.0`."""
+    return f"{share:.2f}".removeprefix("0") if share < 0.995 else f"{share:.1f}"
+
+
 def signed(value: float | None, places: int = 3) -> str:
     """A difference, always with its sign."""
     return DASH if value is None else f"{value:+.{places}f}"

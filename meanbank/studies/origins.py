@@ -39,7 +39,7 @@ from meanbank.training.run import (
 )
 
 MODEL = "model.json"
-FACTS = ("version", "commit", "python", "torch", "device", "dtype", "threads", "seed")
+FACTS = ("version", "commit", "python", "torch", "device", "machine", "dtype", "threads", "seed")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -161,7 +161,7 @@ class Trained(Origin):
         model = empty_model(MeanbankConfig.from_pretrained(checkpoints(self.folder)[-1]))
         return Made(
             parameters=info["parameters"],
-            produced_by={name: info[name] for name in FACTS},
+            produced_by={name: info[name] for name in FACTS if name in info},
             tokens=last_tokens(self.folder / METRICS),
             flops=training_flops(model, self.config),
             seconds=training_seconds(self.folder / METRICS),
@@ -232,7 +232,7 @@ class Existing(Origin):
 
     def facts(self) -> Made:
         made = read_object(self.folder / MODEL)
-        produced = {name: made.pop(name) for name in FACTS}
+        produced = {name: made.pop(name) for name in FACTS if name in made}
         return Made(parameters=made.pop("parameters"), produced_by=produced, model=made)
 
     def _identity(self) -> dict[str, Any]:

@@ -88,9 +88,9 @@ def items_of(job: Job, result: Result) -> dict[str, dict[str, float]]:
 
 
 def compare_groups(study: Study, runs: list[RunScores]) -> Iterator[dict[str, Any]]:
-    """In each group, the first arm with each other one, by every score that has items."""
+    """In each group, what arms are held against with each other one, by scores that have items."""
     for name, group in study.groups.items():
-        first, *others = group.arms
-        for other in others:
-            for comparison in compare_arms(runs, first, other):
-                yield {"group": name, **comparison.plain()}
+        for arm in group.arms:
+            if arm != group.reference:
+                for comparison in compare_arms(runs, group.reference, arm):
+                    yield {"group": name, **comparison.plain()}

@@ -75,9 +75,10 @@ class Arm:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Group:
-    """Arms by name."""
+    """Arms by name. reference: the arm, of any group, that they are held against."""
 
     label: str
+    reference: str
     match: MatchSpec | None = None
     arms: dict[str, Arm]
 
@@ -136,7 +137,12 @@ def _resolve_group(name: str, group: GroupSpec, spec: StudySpec, folder: Path) -
         for arm in group.arms:
             if arm != group.match.to:
                 arms[arm] = _matched(arm, arms[arm], group.match, reference)
-    return Group(label=group.label or name, match=group.match, arms=arms)
+    return Group(
+        label=group.label or name,
+        reference=group.reference or next(iter(arms)),
+        match=group.match,
+        arms=arms,
+    )
 
 
 def _resolve_arm(name: str, arm: ArmSpec, seeds: Sequence[int], folder: Path) -> Arm:

@@ -91,10 +91,14 @@ class ArmSpec:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class GroupSpec:
-    """Arms that are compared with each other. An arm may be the name of a configuration alone."""
+    """Arms that are compared with each other. An arm may be the name of a configuration alone.
+
+    reference: what the report holds the arms against, an arm of any group; default the first one.
+    """
 
     arms: dict[str, ArmSpec | str]
     label: str | None = None
+    reference: str | None = None
     config: str | None = None
     overrides: tuple[str, ...] = ()
     seeds: tuple[int, ...] | None = None
@@ -175,6 +179,9 @@ class StudySpec:
                 arms[name] = group.arm(name)
                 check_evaluations(arms[name].evaluations)  # the group's and its own together
                 check_apart(name, arms[name].seeds or self.seeds, self.tuning_seeds)
+        for name, group in self.groups.items():
+            if group.reference is not None:
+                choose(f"arm in groups.{name}.reference:", group.reference, arms)
         for number, claim in enumerate(self.claims):
             for score, name in claim.parsed.terms:
                 choose(f"arm in claims.{number}:", name, arms)

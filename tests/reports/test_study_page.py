@@ -156,7 +156,7 @@ def test_the_short_page(small_study: Path, tmp_path: Path) -> None:
     assert path == destination / "README.md"
     text = path.read_text(encoding="utf-8")
     assert all(words in text for words in ("✓ holds", "| Arm | Parameters |", "4.00 GiB"))
-    assert "Scores" not in text and "What was run" not in text
+    assert "How it was made" in text and "What was run" not in text
     pictures = list((destination / "figures").glob("*.png"))
     assert len(pictures) == 5 and all(file.stat().st_size < 60_000 for file in pictures)
     assert all((destination / file).is_file() for file in re.findall(r"\((figures/[^)]+)\)", text))

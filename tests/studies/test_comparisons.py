@@ -7,7 +7,10 @@ import pytest
 from scipy import stats
 
 from meanbank.studies.comparisons import compare_arms
+from meanbank.studies.report import compare_groups
+from meanbank.studies.resolve import load_study
 from meanbank.studies.verdicts import RunScores
+from tests.studies.tiny_studies import SMALL, study_file
 
 
 def run(arm, seed=0, tuning=False, **items):
@@ -70,3 +73,12 @@ def test_nothing_to_compare():
     assert compare_arms([run("a", acc=[1])], "a", "b") == []
     with pytest.raises(ValueError, match="a and b have different items of acc at seed 0"):
         compare_arms([run("a", acc=[1]), run("b", acc=[1, 1])], "a", "b")
+
+
+def test_groups_are_held_against_their_first_arm_or_their_reference(tmp_path):
+    first = {"overrides": SMALL, "arms": {"a": "quick/recall_sqrt", "b": "quick/recall_fixed"}}
+    others = {"overrides": SMALL, "reference": "b", "arms": {"c": "quick/recall_full"}}
+    study = load_study(study_file(tmp_path, groups={"first": first, "others": others}))
+    found = list(compare_groups(study, [run(name, acc=[0, 1]) for name in "abc"]))
+    pairs = [(each["group"], each["first"], each["second"]) for each in found]
+    assert pairs == [("first", "a", "b"), ("others", "b", "c")]

@@ -85,6 +85,9 @@ WRONG = {
         "group": {"evaluations": ["weight-for-tests"]}
     },
     "unknown setting in groups.recall: 'armz'; choose one of arms": {"group": {"armz": {}}},
+    "unknown arm in groups.recall.reference: 'full'; choose one of fixed": {
+        "group": {"reference": "full"}
+    },
     "groups.recall: unknown arm in match.to: 'full'; choose one of": {
         "group": {"match": {"by": "tokens", "to": "full"}}
     },

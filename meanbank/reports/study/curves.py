@@ -7,6 +7,7 @@ from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
 from meanbank.reports.study.figure import (
+    MOST_ARMS,
     Figure,
     Looks,
     Point,
@@ -59,7 +60,12 @@ _PANELS = (
 
 
 def training(group: Group, looks: Looks) -> Iterator[Figure]:
-    """Held-out bits per byte, or the smoothed training loss where no arm has any."""
+    """Held-out bits per byte, or the smoothed training loss where no arm has any.
+
+    Lines of more arms than can be told apart are not drawn.
+    """
+    if len(group.arms) > MOST_ARMS:
+        return
     held_out = any(s.held_out is not None for arm in group.arms for j in arm.jobs for s in j.steps)
     points = [point for arm in group.arms for point in _curve(arm, held_out)]
     panels = [panel for panel in _PANELS if any(getattr(p, panel[0]) for p in points)]

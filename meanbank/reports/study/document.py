@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from meanbank.reports.files import as_objects
 from meanbank.reports.palette import arm_styles
+from meanbank.reports.study.against import accuracy_of_many, bits_per_byte, changes
 from meanbank.reports.study.claims import claims_figure, claims_table, not_testable_table
 from meanbank.reports.study.curves import training
 from meanbank.reports.study.figure import Figure, Looks
@@ -20,7 +21,7 @@ from meanbank.reports.study.lines import (
     score_by_length,
 )
 from meanbank.reports.study.parts import mixtures
-from meanbank.reports.study.provenance import Facts, what_was_run
+from meanbank.reports.study.provenance import Facts, how_it_was_made, what_was_run
 from meanbank.reports.study.results import Group, Study
 from meanbank.reports.study.saved import memory_saved
 from meanbank.reports.study.tables import (
@@ -34,7 +35,10 @@ from meanbank.reports.wording import listed
 
 _GROUP_FIGURES: tuple[Callable[[Group, Looks], Iterator[Figure]], ...] = (
     accuracy_by_length_and_pairs,
+    accuracy_of_many,
+    changes,
     distance_by_length,
+    bits_per_byte,
     loss_by_position,
     score_by_length,
     depth_by_length,
@@ -102,13 +106,17 @@ def study_document(study: Study) -> list[Section]:
 
 
 def short_document(study: Study) -> list[Section]:
-    """What a page of results needs: claims, arms, and the figures of each group."""
+    """What a page of results needs: claims, arms, the scores and figures of each group."""
     looks = _looks(study)
     return _filled(
         _opening(study),
         _claims(study),
         _arms(study),
-        *(_section(group.label, _figures(group, looks)) for group in study.groups),
+        *(
+            _section(group.label, (*score_tables(group), *_figures(group, looks)))
+            for group in study.groups
+        ),
+        _section("How it was made", how_it_was_made(study)),
         _again(study),
     )
 

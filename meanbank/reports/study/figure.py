@@ -9,7 +9,7 @@ from textwrap import fill
 from typing import TYPE_CHECKING, Any
 
 from meanbank.reports.files import csv_text
-from meanbank.reports.palette import BELOW, Style
+from meanbank.reports.palette import BELOW, COLORS, Style
 from meanbank.reports.study.results import Evaluation, Group
 
 if TYPE_CHECKING:
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 Looks = Mapping[str, Style]  # by name of the arm
 
 WIDTH = 4.7  # inches: text stays readable where a phone shows the whole width
+MOST_ARMS = len(COLORS)  # that are told apart by their looks in one picture
 _MARKED = 24  # points of a line that all have a marker
 _LEGEND_LETTERS = 30, 60  # of a line in two columns, in one
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from meanbank.reports.axes import mark_level
 from meanbank.reports.files import as_count, as_number, as_objects
 from meanbank.reports.study.figure import (
+    MOST_ARMS,
     Figure,
     Looks,
     figure_name,
@@ -16,7 +17,7 @@ from meanbank.reports.study.figure import (
     over_seeds,
 )
 from meanbank.reports.study.results import Group
-from meanbank.reports.wording import decimal, length
+from meanbank.reports.wording import decimal, length, two_digits
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -54,7 +55,9 @@ class Cell:
 
 
 def accuracy_by_length_and_pairs(group: Group, looks: Looks) -> Iterator[Figure]:
-    """A point a seed and a bar for the mean, in groups by length and pairs."""
+    """A point a seed and a bar for the mean, by length and pairs, of arms that are not too many."""
+    if len(group.with_reference) > MOST_ARMS:
+        return
     for task in ("recall", "mqar"):
         for title in group.titles(task):
             points, chance = _accuracies(group, title)
@@ -99,7 +102,7 @@ def distance_by_length(group: Group, looks: Looks) -> Iterator[Figure]:
 
 def _accuracies(group: Group, title: str) -> tuple[list[Accuracy], float | None]:
     points, chance = [], None
-    for arm in group.arms:
+    for arm in group.with_reference:
         for seed, evaluation in arm.evaluations(title):
             chance = as_number(evaluation.results.get("chance")) if chance is None else chance
             for cell in as_objects(evaluation.results.get("grid")):
@@ -278,7 +281,7 @@ def _draw_heat(axes: "Axes", cells: list[Cell], rows: list[str], columns: list[s
         axes.text(
             columns.index(cell.column),
             rows.index(cell.row),
-            f"{cell.mean:.2f}".removeprefix("0") if cell.mean < 0.995 else f"{cell.mean:.1f}",
+            two_digits(cell.mean),
             ha="center",
             va="center",
             fontsize=8,

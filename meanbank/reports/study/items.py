@@ -5,7 +5,7 @@ from textwrap import fill
 from typing import TYPE_CHECKING, Any
 
 from meanbank.reports.palette import BELOW
-from meanbank.reports.study.figure import Figure, Looks, file_name
+from meanbank.reports.study.figure import MOST_ARMS, Figure, Looks, file_name
 from meanbank.reports.study.results import Comparison, Group
 from meanbank.reports.wording import signed
 
@@ -17,9 +17,12 @@ _COLORS = {"wins": "#0072B2", "ties": "#d0d0d0", "losses": "#D55E00"}
 
 
 def item_figures(group: Group, looks: Looks) -> Iterator[Figure]:
-    """Bars of wins, ties and losses with the mean difference beside them, a panel an arm."""
+    """Bars of wins, ties and losses with the mean difference beside them, a panel an arm.
+
+    They would be too many for a picture of more than a few arms.
+    """
     found = list(group.comparisons)
-    if not found:
+    if not found or len(group.arms) > MOST_ARMS:
         return
     panels: dict[str, list[Comparison]] = {}
     for one in found:
@@ -35,7 +38,7 @@ def item_figures(group: Group, looks: Looks) -> Iterator[Figure]:
         )
         for axes, (against, shown) in zip(grid[:, 0], panels.items(), strict=True):
             _draw_bars(axes, shown)
-            axes.set_title(fill(f"against {group.labels[against]}", 60), fontsize=9)
+            axes.set_title(fill(f"against {group.labels[against]}", 44), fontsize=9)
         grid[-1, 0].set_xlabel(f"items (%), from the view of {first}")
         handles = [Patch(color=color, label=name) for name, color in _COLORS.items()]
         canvas.legend(handles=handles, loc=BELOW, ncols=len(handles))

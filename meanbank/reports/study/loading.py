@@ -1,6 +1,6 @@
 """From the folder of a study to its results."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -39,9 +39,19 @@ def load_study(folder: Path | str) -> Study:
     lines = read_json_lines(folder / "results.jsonl")
     seeds, tuning_seeds = _seeds(plan.get("seeds")), _seeds(plan.get("tuning_seeds"))
     compared = _comparisons(verdicts)
+    plans = {str(name): as_object(group) for name, group in as_object(plan.get("groups")).items()}
+    arms = {name: _arms(folder, name, group, lines, seeds) for name, group in plans.items()}
+    every = {arm.name: arm for found in arms.values() for arm in found}
     groups = tuple(
-        _group(folder, name, as_object(group), lines, compared.get(str(name), ()), seeds)
-        for name, group in as_object(plan.get("groups")).items()
+        Group(
+            name=name,
+            label=said(group.get("label")) or name,
+            arms=arms[name],
+            reference=every.get(said(group.get("reference")), next(iter(arms[name]), None)),
+            match=group.get("match"),
+            comparisons=tuple(compared.get(name, ())),
+        )
+        for name, group in plans.items()
     )
     return Study(
         name=said(plan.get("name")) or "study.yaml",
@@ -80,25 +90,18 @@ def _seeds(value: Any) -> tuple[int, ...]:
     return tuple(seed for item in listed if (seed := as_count(item)) is not None)
 
 
-def _group(
+def _arms(
     folder: Path,
-    name: Any,
+    group: str,
     plan: dict[str, Any],
     lines: list[dict[str, Any]],
-    compared: Sequence[Comparison],
     seeds: tuple[int, ...],
-) -> Group:
+) -> tuple[Arm, ...]:
     found = []
     for arm, settings in as_object(plan.get("arms")).items():
-        mine = [one for one in lines if (one.get("group"), one.get("arm")) == (name, arm)]
+        mine = [one for one in lines if (one.get("group"), one.get("arm")) == (group, arm)]
         found.append(_arm(folder, str(arm), as_object(settings), mine, seeds))
-    return Group(
-        name=str(name),
-        label=said(plan.get("label")) or str(name),
-        arms=tuple(found),
-        match=plan.get("match"),
-        comparisons=tuple(compared),
-    )
+    return tuple(found)
 
 
 def _arm(

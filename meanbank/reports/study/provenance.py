@@ -1,12 +1,13 @@
 """What was run, for readers who want to run it again: each fact once, with all its values."""
 
 import json
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from meanbank.reports.study.results import Arm, Evaluation, Group, Study
-from meanbank.reports.wording import grouped
+from meanbank.reports.wording import duration, grouped
 
 _PRODUCED_BY = {
     "version": "meanbank",
@@ -14,6 +15,7 @@ _PRODUCED_BY = {
     "python": "Python",
     "torch": "PyTorch",
     "device": "Device",
+    "machine": "Machine",
     "dtype": "Number type",
     "threads": "Threads",
 }
@@ -42,6 +44,24 @@ def what_was_run(study: Study) -> list[Facts]:
             Facts(title=f"{group.label}: evaluations", items=_evaluations(group)),
         ]
     return [one for one in facts if one.items]
+
+
+def how_it_was_made(study: Study) -> list[Facts]:
+    """Seeds, software, machine and time, without the settings of each group."""
+    items = (*_seeds(study), *software(study), *_work(study))
+    return [Facts(title="Seeds, software, machine, time", items=items)]
+
+
+def _work(study: Study) -> Items:
+    runs, seconds = work(study)
+    return ("Runs", grouped(runs)), ("Computing time, one run after the other", duration(seconds))
+
+
+def work(study: Study) -> tuple[int, float]:
+    """How many runs a study has, and the seconds of training and evaluating all of them."""
+    jobs = [job for g in study.groups for arm in g.arms for job in (*arm.jobs, *arm.tuning)]
+    times = (time for job in jobs for time in (job.training_seconds, job.evaluation_seconds))
+    return len(jobs), math.fsum(time for time in times if time)
 
 
 def _seeds(study: Study) -> Items:

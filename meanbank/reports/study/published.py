@@ -10,7 +10,7 @@ from typing import Any
 from meanbank.reports.files import as_count, as_number, as_object, read_json, write_whole
 from meanbank.reports.study.document import command
 from meanbank.reports.study.loading import claims_of, not_testable_of, outcomes_of, said
-from meanbank.reports.study.provenance import software
+from meanbank.reports.study.provenance import software, work
 from meanbank.reports.study.results import Claim, NotTestable, Study
 
 CLAIMS = "claims.json"
@@ -41,14 +41,13 @@ def write_published(destination: Path, study: Study) -> None:
 
     A claim is as in the study's `verdicts.json`, less what an overview does not need.
     """
-    jobs = [job for g in study.groups for arm in g.arms for job in (*arm.jobs, *arm.tuning)]
-    seconds = [(job.training_seconds or 0) + (job.evaluation_seconds or 0) for job in jobs]
+    runs, seconds = work(study)
     content = {
         "name": study.name,
         "title": study.title,
         "command": command(study),
-        "runs": len(jobs),
-        "seconds": round(math.fsum(seconds)),
+        "runs": runs,
+        "seconds": round(seconds),
         "machine": dict(software(study)),
         "rule": study.rule,
         "outcomes": dict(study.outcomes),

@@ -99,11 +99,12 @@ class Comparison:
 
 @dataclass(frozen=True, kw_only=True)
 class Group:
-    """Arms that are compared with each other; the first one is what the others are held against."""
+    """Arms that are compared. reference: what they are held against, an arm of any group."""
 
     name: str
     label: str
     arms: tuple[Arm, ...]
+    reference: Arm | None = None
     match: Any = None
     comparisons: tuple[Comparison, ...] = ()
 
@@ -118,9 +119,15 @@ class Group:
         return list(dict.fromkeys(one.title for one in found if one.task == task))
 
     @property
+    def with_reference(self) -> tuple[Arm, ...]:
+        """The arms, after what they are held against where that is of another group."""
+        elsewhere = self.reference is not None and self.reference not in self.arms
+        return (self.reference, *self.arms) if elsewhere and self.reference else self.arms
+
+    @property
     def labels(self) -> dict[str, str]:
         """Labels of arms by name."""
-        return {arm.name: arm.label for arm in self.arms}
+        return {arm.name: arm.label for arm in self.with_reference}
 
 
 @dataclass(frozen=True, kw_only=True)
