@@ -3,8 +3,9 @@
 import functools
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
+
+_SUM = 0  # the mode of `torch.embedding_bag`
 
 
 def sums_of_rows(table: Tensor, rows: Tensor, weights: Tensor) -> Tensor:
@@ -13,14 +14,22 @@ def sums_of_rows(table: Tensor, rows: Tensor, weights: Tensor) -> Tensor:
     rows: int32; weights: in the dtype of the table. Without gradients.
     """
     *shape, count = rows.shape
-    sums = F.embedding_bag(
+    # not through torch.nn.functional, whose checks take longer than the sums of a small table
+    sums, *_ = torch.embedding_bag(
+        _without_gradient(table),
         rows.reshape(-1),
-        table.detach(),  # what a gradient would need is made for any parameter otherwise
-        numbers(rows.numel() // count, rows.device) * count,
-        mode="sum",
-        per_sample_weights=weights.detach().reshape(-1),
+        _starts(rows.numel() // count, count, rows.device),
+        False,
+        _SUM,
+        False,
+        _without_gradient(weights).reshape(-1),
     )
     return sums.view(*shape, table.shape[1])
+
+
+def _without_gradient(tensor: Tensor) -> Tensor:
+    """What a gradient would need is made for any parameter otherwise."""
+    return tensor.detach() if tensor.requires_grad else tensor
 
 
 def sums_of_tokens(weights: Tensor, values: Tensor) -> Tensor:
@@ -71,6 +80,19 @@ def numbers(count: int, device: torch.device) -> Tensor:
     if device.type == "meta":  # made each time, so that a plan's count is the same each time
         return torch.empty(count, dtype=torch.int32, device=device)
     return _numbers((count - 1).bit_length(), device)[:count]
+
+
+def _starts(bags: int, count: int, device: torch.device) -> Tensor:
+    """Where bags of `count` rows begin, as int32, not to be written to."""
+    if device.type == "meta":
+        return torch.empty(bags, dtype=torch.int32, device=device)
+    return _known_starts(bags, count, device)
+
+
+@functools.lru_cache(maxsize=4096)
+def _known_starts(bags: int, count: int, device: torch.device) -> Tensor:
+    with torch.inference_mode(False):
+        return torch.arange(0, bags * count, count, dtype=torch.int32, device=device)
 
 
 @functools.cache

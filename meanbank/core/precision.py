@@ -12,6 +12,6 @@ def accumulator_dtype(dtype: torch.dtype) -> torch.dtype:
 
 def without_autocast(device: torch.device) -> contextlib.AbstractContextManager:
     """Within it, operators take what they are given; on the meta device they do anyway."""
-    if device.type == "meta":  # which autocast does not know
+    if device.type == "meta" or not torch.is_autocast_enabled(device.type):  # it knows no meta
         return contextlib.nullcontext()
     return torch.autocast(device.type, enabled=False)

@@ -255,7 +255,8 @@ def test_bytes_that_come_on_top():
     for at in range(18, 50):
         _, memory = follow(arguments, at, memory)
         token, width = heads * (12 + 10 + 1) * size, 12 - SETTINGS["rotary_dim"] + 4
-        rows = (heads * memory.num_rows * (width + 10) + 12 * width) * size
+        scales = 2 * arguments["query"].shape[1]
+        rows = (heads * memory.num_rows * (width + 10) + 12 * width + scales) * size
         spare = -memory.window_length % CHUNK
         expected = 0 if at % CHUNK == 0 else spare * token + rows  # a block has just left
         assert memory.prepared_nbytes() == expected

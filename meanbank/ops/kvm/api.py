@@ -151,12 +151,11 @@ def kvm_attention(
     ):
         if temperature is not None:
             check_per_head(name, temperature, query)
-    ones = torch.ones(query.shape[1], dtype=norm_weight.dtype, device=query.device)
     weights = KVMWeights(
         norm_weight,
         norm_bias,
-        ones if state_temperature is None else state_temperature,
-        ones if window_temperature is None else window_temperature,
+        _ones(query, norm_weight) if state_temperature is None else state_temperature,
+        _ones(query, norm_weight) if window_temperature is None else window_temperature,
     )
     check_backend(backend)
     name = backend
@@ -164,14 +163,18 @@ def kvm_attention(
         inputs = (query, key, value, merge_gate, *vars(weights).values())
         learns = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in inputs)
         seen = 0 if memory is None else memory.seen
-        few = _scores(query, seen, options) <= AUTOGRAD_SCORES
-        name = "reference" if learns and few else "fused"
+        few = learns and _scores(query, seen, options) <= AUTOGRAD_SCORES
+        name = "reference" if few else "fused"
     with without_autocast(query.device):  # routing must not drop to half
         common = torch.promote_types(query.dtype, key.dtype)
         output, new_memory = BACKENDS[name](
             query.to(common), key.to(common), value, merge_gate, weights, options, memory, trace
         )
     return (output, new_memory) if return_memory else output
+
+
+def _ones(query: Tensor, like: Tensor) -> Tensor:
+    return torch.ones(query.shape[1], dtype=like.dtype, device=query.device)
 
 
 def _scores(query: Tensor, seen: int, options: KVMOptions) -> int:

@@ -58,54 +58,85 @@ def kvm_attention_of_one(
     if merge_gate is not None and held_gate is not None:
         merge_gate = appended(held_gate, merge_gate, 2, chunk)
     grouped = batch * kv_heads, query.shape[1] // kv_heads, query.shape[-1]
-    near = _scaled(query, weights.window_temperature).reshape(grouped)
-    scores = [products(near, key.flatten(0, 1))]
-    parts = [value.flatten(0, 1)]
-    if rows is not None:
-        row_keys, row_values, *maps = derived(
+    window = value.flatten(0, 1)
+    if rows is None:
+        (near,) = _scaled(query, _scales(query, weights.window_temperature), grouped)
+        near = near.to(query.dtype)
+        scores, parts = [products(near, key.flatten(0, 1))], [window]
+    else:
+        scales, row_keys, row_values, *maps = derived(
             rows,
             (query.dtype, options.read_key, options.value_scale),
-            (weights.norm_weight, weights.norm_bias),
-            lambda: _prepared(rows, weights, options, query.dtype),
+            tuple(vars(weights).values()),
+            lambda: _prepared(rows, weights, options, query),
         )
-        far = _scaled(query, weights.state_temperature).reshape(grouped)
+        far, near = _scaled(query, scales, grouped)
         for matrix in maps:
             far = far @ matrix
-        scores.insert(0, _scores(far, row_keys)[..., : rows.count])
-        parts.insert(0, row_values)
-    counts = [x.shape[-1] for x in scores]
+        far, near = far.to(query.dtype), near.to(query.dtype)
+        scores = [_scores(far, row_keys)[..., : rows.count], products(near, key.flatten(0, 1))]
+        parts = [row_values, window]
+    counts = [_slots(values) for values in parts]
+    if counts[-1] > window.shape[1]:  # of these, nothing
+        scores.append(_nothing(scores[-1], counts[-1] - window.shape[1]))
     probabilities = torch.softmax(torch.cat(scores, dim=-1), dim=-1).split(counts, dim=-1)
     output = functools.reduce(torch.add, map(_weighted_sum, probabilities, parts))
     output = output.reshape(*query.shape[:3], value.shape[-1])
     return output, KVMMemory(memory.rows, key, value, merge_gate, seen + 1)
 
 
-def _scaled(query: Tensor, temperature: Tensor) -> Tensor:
-    """query (B, H, 1, Dk) times the factors (H,) of its heads."""
-    scale = temperature.to(accumulator_dtype(query.dtype)) / math.sqrt(query.shape[-1])
-    return (query * scale[:, None, None]).to(query.dtype)
+def _scales(query: Tensor, *temperatures: Tensor) -> Tensor:
+    """What queries (B, H, 1, Dk) are multiplied by: (n, 1, H, 1, 1) for n kinds of factors (H,)."""
+    scales = torch.stack([each.to(accumulator_dtype(query.dtype)) for each in temperatures])
+    return (scales / math.sqrt(query.shape[-1]))[:, None, :, None, None]
+
+
+def _scaled(query: Tensor, scales: Tensor, shape: tuple[int, int, int]) -> tuple[Tensor, ...]:
+    """Queries of that shape (N, G, Dk) for each of the scales, in fp32 or better."""
+    return (query * scales).reshape(-1, *shape).unbind()
+
+
+def _slots(values: Tensor) -> int:
+    """How many weights `_weighted_sum` takes for values (N, M, Dv): spare slots and all, or M."""
+    return values.stride(2) if _by_products(values) else values.shape[1]
+
+
+def _nothing(scores: Tensor, count: int) -> Tensor:
+    """Scores (N, G, count) that a softmax gives no weight."""
+    return _lowest(scores.dtype, scores.device).expand(*scores.shape[:2], count)
+
+
+@functools.cache
+def _lowest(dtype: torch.dtype, device: torch.device) -> Tensor:
+    with torch.inference_mode(False):
+        return torch.full((1, 1, 1), -torch.inf, dtype=dtype, device=device)
 
 
 def _prepared(
-    rows: KVMRows, weights: KVMWeights, options: KVMOptions, dtype: torch.dtype
+    rows: KVMRows, weights: KVMWeights, options: KVMOptions, query: Tensor
 ) -> tuple[Tensor, ...]:
     """What queries meet of rows, laid out to be streamed: see `_scores` and `_weighted_sum`.
 
-    Where keys are compressed, also the matrix (Dk, P) that maps queries to what meets them.
+    First the scales of queries for rows and window; last, where keys are compressed, the matrix
+    (Dk, P) that maps queries to what meets rows.
     """
+    dtype, scales = (
+        query.dtype,
+        _scales(query, weights.state_temperature, weights.window_temperature),
+    )
     key, value, scale = (x.flatten(0, 1) for x in rows.tensors())
     form, key = make_keys(weights.norm_weight, weights.norm_bias, options, dtype, key)
     assert key is not None
     read = PreparedRows.of((key, value, scale), form, options, dtype)
-    maps = [form.maps.queries.to(dtype)] if isinstance(form, CompressedKeys) else []
+    maps = [form.maps.queries] if isinstance(form, CompressedKeys) else []
     keys, values = read.keys[:, None], read.values
     if by_bags(keys):
         padded = F.pad(keys, (0, 0, 0, -rows.count % TILE))
         keys = padded.unflatten(2, (-1, TILE)).squeeze(1).mT
     if _by_products(values):
         values = values.mT.clone(memory_format=torch.contiguous_format)  # strides say so, too
-        return keys.contiguous(), values.mT, *maps
-    return keys.contiguous(), values.contiguous(), *maps
+        return scales, keys.contiguous(), values.mT, *maps
+    return scales, keys.contiguous(), values.contiguous(), *maps
 
 
 def _by_products(x: Tensor) -> bool:
@@ -132,12 +163,10 @@ def _scores(query: Tensor, keys: Tensor) -> Tensor:
 
 
 def _weighted_sum(weights: Tensor, values: Tensor) -> Tensor:
-    """weights (N, G, M) of values (N, M, Dv), as a window or `_prepared` has them: (N, G, Dv)."""
+    """weights (N, G, `_slots`) of values, as a window or `_prepared` has them: (N, G, Dv)."""
     if _by_products(values):  # of whole channels, spare slots and all: they are zeros
-        (heads, count, width), slots = values.shape, values.stride(2)
+        (heads, _, width), slots = values.shape, values.stride(2)
         channels = values.as_strided((heads, width, slots), (width * slots, slots, 1))
-        if slots > count:
-            weights = F.pad(weights, (0, slots - count))
         return torch.bmm(channels, weights.mT).mT
     if not by_bags(values):
         return torch.bmm(weights, values)
