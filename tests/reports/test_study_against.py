@@ -1,20 +1,24 @@
 """Arms that are held against another one: the differences, their intervals, the pictures."""
 
+import dataclasses
 import json
 import shutil
 from pathlib import Path
 
 import pytest
 
+from meanbank.reports.palette import arm_styles
 from meanbank.reports.study import load_study
 from meanbank.reports.study.document import figures_of, short_document, study_document
 from meanbank.reports.study.figure import MOST_ARMS, Figure
+from meanbank.reports.study.grids import accuracy_by_length_and_pairs
 from meanbank.reports.study.results import Study
 from tests.reports.study_files import SEEDS, write_evaluation, write_json, write_lines
 from tests.reports.test_study_figures import drawn, rows
 
 MANY = [f"arm{n}" for n in range(MOST_ARMS + 1)]
 CELLS = [(128, 12, 0.9), (512, 12, 0.7), (512, 48, 0.5)]  # length, pairs, accuracy of the first
+MORE = (2048, 6, 0.4)  # that only the first one was asked
 # By which seeds of an arm are above the first one; all others are exactly as good.
 ABOVE = {"arm1": (0.04, 0.05, 0.06), "arm2": (-0.09, 0.1, 0.0)}
 
@@ -23,9 +27,9 @@ def figures(study: Study) -> dict[str, Figure]:
     return {figure.name: figure for figure in figures_of(study_document(study))}
 
 
-def grid(above: float) -> dict[str, object]:
-    cells = [{"length": n, "pairs": p, "accuracy": mean + above} for n, p, mean in CELLS]
-    return {"grid": cells, "chance": 0.1}
+def grid(above: float, cells: list[tuple[int, int, float]]) -> dict[str, object]:
+    found = [{"length": n, "pairs": p, "accuracy": mean + above} for n, p, mean in cells]
+    return {"grid": found, "chance": 0.1}
 
 
 @pytest.fixture(scope="module")
@@ -39,12 +43,13 @@ def large(tmp_path_factory: pytest.TempPathFactory) -> Study:
     write_json(folder / "study.yaml", {"title": "Many", "seeds": list(SEEDS), "groups": groups})
     lines = []
     for arm in MANY:
+        asked = [*CELLS, MORE] if arm == "arm0" else CELLS
         for seed, above in zip(SEEDS, ABOVE.get(arm, (0.0, 0.0, 0.0)), strict=True):
             place = f"runs/{arm}/seed-{seed}"
-            write_evaluation(folder / place, "recall", "recall", grid(above), {})
+            write_evaluation(folder / place, "recall", "recall", grid(above, asked), {})
             titles = ["recall"]
             if arm == "arm1":
-                write_evaluation(folder / place, "as-8", "changed", grid(above - 0.4), {})
+                write_evaluation(folder / place, "as-8", "changed", grid(above - 0.4, CELLS), {})
                 titles.append("as-8")
             lines.append(
                 {
@@ -78,8 +83,16 @@ def test_bits_per_byte_are_held_against_the_first_arm_of_the_same_seed(finished_
 
 
 def test_a_reference_may_be_of_another_group(large: Study) -> None:
-    (row, *_) = rows(figures(large)["others-recall"])
-    assert (row["arm"], row["difference"]) == ("arm0", ""), "it stands first"
+    found = rows(figures(large)["others-recall"])
+    assert (found[0]["arm"], found[0]["difference"]) == ("arm0", ""), "it stands first"
+    assert {row["setting"] for row in found} == {f"{n}/{p}" for n, p, _ in CELLS}
+    few = dataclasses.replace(large.groups[1], arms=large.groups[1].arms[:2])
+    looks = arm_styles([[arm.name for arm in few.with_reference]])
+    (figure,) = accuracy_by_length_and_pairs(few, looks)
+    assert {(row["arm"], row["length"]) for row in rows(figure)} == {
+        (arm, str(n)) for arm in MANY[:3] for n, *_ in CELLS
+    }
+    assert len({style.color for style in looks.values()}) == 3
 
 
 def test_many_arms_are_a_map_in_colours_and_no_lines(large: Study) -> None:

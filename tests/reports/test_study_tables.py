@@ -95,10 +95,10 @@ def test_memory_statistics_are_means_over_seeds_and_heads(study: Path) -> None:
 
 
 def test_a_study_without_results_is_dashes(tmp_path: Path) -> None:
-    write_json(tmp_path / "study.yaml", {"seeds": [1], "groups": {"g": {"arms": {"a": {}}}}})
+    write_json(tmp_path / "study.yaml", {"seeds": [1, 2], "groups": {"g": {"arms": {"a": {}}}}})
     arms, absent = study_tables(tmp_path)
     assert set(arms.rows[0].cells[1:]) == {"–"}
-    assert absent.rows[0].cells == ("g", "a", "1", "was not run")
+    assert absent.rows[0].cells == ("g", "a", "1 and 2", "was not run")
 
 
 def printed(table: Table) -> str:

@@ -110,14 +110,15 @@ def accuracy_of_many(group: Group, looks: Looks) -> Iterator[Figure]:
         return
     for task in ("recall", "mqar"):
         for title in group.titles(task):
-            against = _accuracies(group.reference.evaluations(title))
+            found = {arm.name: _accuracies(arm.evaluations(title)) for arm in group.with_reference}
+            asked = {setting for arm in group.arms for setting in found[arm.name]}
+            against = {s: v for s, v in found[group.reference.name].items() if s in asked}
+            found[group.reference.name] = against
             held = [
                 one
-                for arm in group.with_reference
+                for name, values in found.items()
                 for one in _held_accuracies(
-                    arm.name,
-                    _accuracies(arm.evaluations(title)),
-                    {} if arm == group.reference else against,
+                    name, values, {} if name == group.reference.name else against
                 )
             ]
             if held:

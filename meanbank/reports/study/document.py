@@ -144,7 +144,7 @@ def _section(title: str, blocks: Iterable[Block]) -> Section:
 
 
 def _looks(study: Study) -> Looks:
-    return arm_styles([arm.name for arm in group.arms] for group in study.groups)
+    return arm_styles([arm.name for arm in group.with_reference] for group in study.groups)
 
 
 def _opening(study: Study) -> Section:

@@ -40,6 +40,10 @@ class Accuracy:
     seed: int
     accuracy: float
 
+    @property
+    def setting(self) -> Setting:
+        return self.length, self.pairs
+
 
 @dataclass(frozen=True, kw_only=True)
 class Cell:
@@ -112,14 +116,16 @@ def _accuracies(group: Group, title: str) -> tuple[list[Accuracy], float | None]
                     continue
                 point = {"length": tokens, "pairs": pairs, "seed": seed, "accuracy": value}
                 points.append(Accuracy(arm=arm.name, **point))
-    return points, chance
+    own = {arm.name for arm in group.arms}
+    asked = {point.setting for point in points if point.arm in own}  # a reference may have more
+    return [point for point in points if point.setting in asked], chance
 
 
 def _accuracy_figure(
     group: Group, title: str, points: list[Accuracy], chance: float | None, looks: Looks
 ) -> Figure:
     # By pairs first: each length trend stands together.
-    settings = sorted({(p.length, p.pairs) for p in points}, key=lambda s: (s[1], s[0]))
+    settings = sorted({point.setting for point in points}, key=lambda s: (s[1], s[0]))
     lines = -(-len(settings) // _GROUPS_A_LINE)
     a_line = -(-len(settings) // lines)
     arms = list(dict.fromkeys(point.arm for point in points))
@@ -156,7 +162,7 @@ def _accuracy_figure(
 
 
 def _mean(points: list[Accuracy], arm: str, setting: Setting) -> float | None:
-    values = [p.accuracy for p in points if p.arm == arm and (p.length, p.pairs) == setting]
+    values = [p.accuracy for p in points if p.arm == arm and p.setting == setting]
     return sum(values) / len(values) if values else None
 
 
@@ -171,7 +177,7 @@ def _draw_accuracy(
             mean = _mean(points, arm, setting)
             if mean is None:
                 continue
-            values = [p.accuracy for p in points if p.arm == arm and (p.length, p.pairs) == setting]
+            values = [p.accuracy for p in points if p.arm == arm and p.setting == setting]
             half = 0.42 * spacing
             axes.hlines(mean, x - half, x + half, color=style.color, linewidth=2.4)
             axes.plot(

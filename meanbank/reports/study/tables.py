@@ -13,6 +13,7 @@ from meanbank.reports.wording import (
     binary_size,
     duration,
     length,
+    listed,
     measured,
     operations,
     short_count,
@@ -173,14 +174,18 @@ def absent_table(study: Study) -> Table | None:
     if not study.absent:
         return None
     labels = {(g.name, arm.name): (g.label, arm.label) for g in study.groups for arm in g.arms}
+    alike: dict[tuple[str, str, str], list[int]] = {}
+    for job in study.absent:
+        what = job.group, job.arm, job.reason or "was not run"
+        alike.setdefault(what, []).append(job.seed)
     rows = (
-        Row(cells=(*labels[job.group, job.arm], str(job.seed), job.reason or "was not run"))
-        for job in study.absent
+        Row(cells=(*labels[group, arm], listed([*map(str, seeds)]), reason))
+        for (group, arm, reason), seeds in alike.items()
     )
     return Table(
         title="Failed and missing runs",
         meaning=("These count in no mean.",),
-        columns=("Group", "Arm", "Seed", "What happened"),
+        columns=("Group", "Arm", "Seeds", "What happened"),
         rows=tuple(rows),
         text_columns=4,
     )
