@@ -177,7 +177,9 @@ def _accuracies(evaluations: Sequence[tuple[int, Evaluation]]) -> dict[Setting, 
         for cell in as_objects(evaluation.results.get("grid")):
             tokens, pairs = as_count(cell.get("length")), as_count(cell.get("pairs"))
             value = as_number(cell.get("accuracy"))
-            if None not in (tokens, pairs, value) and math.isfinite(value):
+            if tokens is None or pairs is None or value is None:
+                continue
+            if math.isfinite(value):
                 found.setdefault((tokens, pairs), {})[seed] = value
     # By pairs first: each length trend stands together.
     return {setting: found[setting] for setting in sorted(found, key=lambda s: (s[1], s[0]))}
