@@ -17,7 +17,7 @@ from meanbank.core.layout import Layout
 from meanbank.model.backbone import Backbone, StartValues, Stem, default_linear
 from meanbank.model.layers import Address
 from meanbank.model.plan import AddressPlan
-from meanbank.ops.rotary import apply_rotary, rotary_angles
+from meanbank.ops.rotary import Rotation, apply_rotary, rotary_angles
 
 layer_norm = functools.partial(nn.LayerNorm, eps=1e-5)
 
@@ -48,8 +48,9 @@ class GPTAlpha2Address(Address):
 
     def place(self, query: Tensor, key: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
         angles = rotary_angles(positions, self.geometry.rotary_dim, self.rope_theta)
+        rotation = Rotation.by(angles)
         query, key = self.query_norm(query), self.key_norm(key)
-        return apply_rotary(query, angles), apply_rotary(key, angles)
+        return apply_rotary(query, rotation), apply_rotary(key, rotation)
 
 
 def _orthogonal_head(weight: Tensor) -> None:

@@ -19,7 +19,7 @@ from meanbank.core.tail import Tail, check_tail, tail_like, tail_nbytes
 from meanbank.model.backbone import Backbone, StartValues, Stem, default_linear
 from meanbank.model.layers import Address
 from meanbank.model.plan import AddressPlan
-from meanbank.ops.rotary import apply_rotary, rotary_angles
+from meanbank.ops.rotary import Rotation, apply_rotary, rotary_angles
 
 SMEAR_CHANNELS = 24  # of an embedding, which the smear's gate reads
 HEAD_GAIN = 1.2
@@ -78,7 +78,8 @@ class NanochatAddress(Address):
 
     def place(self, query: Tensor, key: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
         angles = rotary_angles(positions, self.geometry.rotary_dim, self.rope_theta, "half_split")
-        query, key = (apply_rotary(x, angles, "half_split") for x in (query, key))
+        rotation = Rotation.by(angles)
+        query, key = (apply_rotary(x, rotation, "half_split") for x in (query, key))
         if not self.normalized:
             return query, key
         return self.norm(query) * HEAD_GAIN, self.norm(key) * HEAD_GAIN

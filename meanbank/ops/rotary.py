@@ -6,7 +6,7 @@ to 1 / theta with both end points included. "half_split" (nanochat): channel i p
 """
 
 import functools
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -36,16 +36,28 @@ def rotary_angles(
     return positions.to(torch.float64)[..., None] * frequencies
 
 
-def apply_rotary(x: Tensor, angles: Tensor, pairing: Pairing = "interleaved") -> Tensor:
-    """Rotate the first channels of x (..., T, D) by angles (..., T, rotary_dim / 2).
+class Rotation(NamedTuple):
+    """Cosines and sines of angles, (..., T, rotary_dim / 2) in fp64: made once, for all that is
+    rotated alike."""
+
+    cos: Tensor
+    sin: Tensor
+
+    @classmethod
+    def by(cls, angles: Tensor) -> "Rotation":
+        return cls(angles.cos(), angles.sin())
+
+
+def apply_rotary(x: Tensor, rotation: Rotation, pairing: Pairing = "interleaved") -> Tensor:
+    """Rotate the first channels of x (..., T, D).
 
     `y0 = x0 cos + x1 sin`, `y1 = x1 cos - x0 sin` for each pair.
     """
-    if angles.shape[-1] == 0:
+    if rotation.cos.shape[-1] == 0:
         return x
-    rotary_dim = 2 * angles.shape[-1]
+    rotary_dim = 2 * rotation.cos.shape[-1]
     precise = torch.promote_types(x.dtype, torch.float32)
-    cos, sin = angles.cos().to(precise), angles.sin().to(precise)
+    cos, sin = rotation.cos.to(precise), rotation.sin.to(precise)
     rotated, rest = x.split([rotary_dim, x.shape[-1] - rotary_dim], dim=-1)
     rotated = rotated.to(precise)
     if pairing == "interleaved":

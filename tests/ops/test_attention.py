@@ -15,7 +15,7 @@ from meanbank.core.values import BankedValues, DenseValues, Values
 from meanbank.ops import full_attention, window_attention
 from meanbank.ops.attention import BlockRule, SlidingRule, attention_of_one, full, window
 from meanbank.ops.attention.window import key_positions
-from meanbank.ops.rotary import apply_rotary, rotary_angles
+from meanbank.ops.rotary import Rotation, apply_rotary, rotary_angles
 from meanbank.ops.token_shift import token_shift
 
 
@@ -149,19 +149,19 @@ def test_rotary_is_a_rotation_with_both_end_points():
     x = torch.randn(1, 1, 7, 10, dtype=torch.float64)
     angles = rotary_angles(torch.arange(7), 6, 100.0)
     assert torch.allclose(angles[1], torch.tensor([1.0, 0.1, 0.01], dtype=torch.float64))
-    turned = apply_rotary(x, angles)
+    turned = apply_rotary(x, Rotation.by(angles))
     pairs = torch.view_as_complex(x[..., :6].unflatten(-1, (3, 2)).contiguous())
     expected = torch.view_as_real(pairs * torch.polar(torch.ones_like(angles), -angles))
     assert torch.allclose(turned[..., :6], expected.flatten(-2))
     assert torch.equal(turned[..., 6:], x[..., 6:])
-    assert torch.equal(apply_rotary(x, rotary_angles(torch.arange(7), 0, 100.0)), x)
+    assert torch.equal(apply_rotary(x, Rotation.by(rotary_angles(torch.arange(7), 0, 100.0))), x)
 
 
 def test_rotary_keeps_long_positions_apart():
     """fp32 angles at position 2**24 would be off by whole radians at this frequency."""
     x = torch.randn(1, 1, 1, 4)
-    far = apply_rotary(x, rotary_angles(torch.tensor([2**24 + 1]), 4, 1e4))
-    exact = apply_rotary(x.double(), rotary_angles(torch.tensor([2**24 + 1]), 4, 1e4))
+    rotation = Rotation.by(rotary_angles(torch.tensor([2**24 + 1]), 4, 1e4))
+    far, exact = apply_rotary(x, rotation), apply_rotary(x.double(), rotation)
     assert (far - exact).abs().max() <= 1e-6
 
 
