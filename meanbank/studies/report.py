@@ -90,7 +90,8 @@ def items_of(job: Job, result: Result) -> dict[str, dict[str, float]]:
 def compare_groups(study: Study, runs: list[RunScores]) -> Iterator[dict[str, Any]]:
     """In each group, what arms are held against with each other one, by scores that have items."""
     for name, group in study.groups.items():
+        reference = group.reference or next(iter(group.arms))
         for arm in group.arms:
-            if arm != group.reference:
-                for comparison in compare_arms(runs, group.reference, arm):
+            if arm != reference:
+                for comparison in compare_arms(runs, reference, arm):
                     yield {"group": name, **comparison.plain()}

@@ -75,10 +75,10 @@ class Arm:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Group:
-    """Arms by name. reference: the arm, of any group, that they are held against."""
+    """Arms by name. reference: the arm, of any group, that they are held against, or the first."""
 
     label: str
-    reference: str
+    reference: str | None = None
     match: MatchSpec | None = None
     arms: dict[str, Arm]
 
@@ -139,7 +139,7 @@ def _resolve_group(name: str, group: GroupSpec, spec: StudySpec, folder: Path) -
                 arms[arm] = _matched(arm, arms[arm], group.match, reference)
     return Group(
         label=group.label or name,
-        reference=group.reference or next(iter(arms)),
+        reference=group.reference,
         match=group.match,
         arms=arms,
     )

@@ -79,9 +79,9 @@ def bits_per_byte(group: Group, looks: Looks) -> Iterator[Figure]:
     yield Figure(
         name=figure_name(group, "bpb"),
         title=f"Bits per byte against {against}",
-        caption=f"Bits per byte of held-out text less those of {against} with the same seed: dots "
-        "are seeds, the diamond is their mean, the bar its 95 % t interval; on the right the mean "
-        f"of the bits per byte themselves. {_extremes(group, panels)}",
+        caption=f"Bits per byte of held-out text less those of {against} (the dashed line) with "
+        "the same seed: dots are seeds, the diamond is their mean, the bar its 95 % t interval; on "
+        f"the right the mean of the bits per byte themselves. {_extremes(group, panels)}",
         alternative=f"A strip an arm. {_differences_said(group, panels)}.",
         height=0.7 + sum(heights.values()) + (0.3 * len(panels) if len(panels) > 1 else 0),
         points=[one for held in panels.values() for one in held],
