@@ -58,27 +58,27 @@ def kvm_attention_of_one(
     if merge_gate is not None and held_gate is not None:
         merge_gate = appended(held_gate, merge_gate, 2, chunk)
     grouped = batch * kv_heads, query.shape[1] // kv_heads, query.shape[-1]
-    window = value.flatten(0, 1)
-    if rows is None:
-        (near,) = _scaled(query, _scales(query, weights.window_temperature), grouped)
-        near = near.to(query.dtype)
-        scores, parts = [products(near, key.flatten(0, 1))], [window]
-    else:
-        scales, row_keys, row_values, *maps = derived(
+    # made each time: where there are no temperatures, those at hand are new in each call
+    scales = _scales(query, weights.state_temperature, weights.window_temperature)
+    far, near = (query * scales).reshape(2, *grouped).unbind()
+    scores, parts = [], []
+    if rows is not None:
+        row_keys, row_values, *maps = derived(
             rows,
             (query.dtype, options.read_key, options.value_scale),
-            tuple(vars(weights).values()),
-            lambda: _prepared(rows, weights, options, query),
+            (weights.norm_weight, weights.norm_bias),
+            lambda: _prepared(rows, weights, options, query.dtype),
         )
-        far, near = _scaled(query, scales, grouped)
         for matrix in maps:
             far = far @ matrix
-        far, near = far.to(query.dtype), near.to(query.dtype)
-        scores = [_scores(far, row_keys)[..., : rows.count], products(near, key.flatten(0, 1))]
-        parts = [row_values, window]
+        scores.append(_scores(far.to(query.dtype), row_keys)[..., : rows.count])
+        parts.append(row_values)
+    scores.append(products(near.to(query.dtype), key.flatten(0, 1)))
+    parts.append(value.flatten(0, 1))
     counts = [_slots(values) for values in parts]
-    if counts[-1] > window.shape[1]:  # of these, nothing
-        scores.append(_nothing(scores[-1], counts[-1] - window.shape[1]))
+    spare = counts[-1] - scores[-1].shape[-1]
+    if spare:
+        scores.append(_nothing(scores[-1], spare))
     probabilities = torch.softmax(torch.cat(scores, dim=-1), dim=-1).split(counts, dim=-1)
     output = functools.reduce(torch.add, map(_weighted_sum, probabilities, parts))
     output = output.reshape(*query.shape[:3], value.shape[-1])
@@ -89,11 +89,6 @@ def _scales(query: Tensor, *temperatures: Tensor) -> Tensor:
     """What queries (B, H, 1, Dk) are multiplied by: (n, 1, H, 1, 1) for n kinds of factors (H,)."""
     scales = torch.stack([each.to(accumulator_dtype(query.dtype)) for each in temperatures])
     return (scales / math.sqrt(query.shape[-1]))[:, None, :, None, None]
-
-
-def _scaled(query: Tensor, scales: Tensor, shape: tuple[int, int, int]) -> tuple[Tensor, ...]:
-    """Queries of that shape (N, G, Dk) for each of the scales, in fp32 or better."""
-    return (query * scales).reshape(-1, *shape).unbind()
 
 
 def _slots(values: Tensor) -> int:
@@ -113,17 +108,12 @@ def _lowest(dtype: torch.dtype, device: torch.device) -> Tensor:
 
 
 def _prepared(
-    rows: KVMRows, weights: KVMWeights, options: KVMOptions, query: Tensor
+    rows: KVMRows, weights: KVMWeights, options: KVMOptions, dtype: torch.dtype
 ) -> tuple[Tensor, ...]:
     """What queries meet of rows, laid out to be streamed: see `_scores` and `_weighted_sum`.
 
-    First the scales of queries for rows and window; last, where keys are compressed, the matrix
-    (Dk, P) that maps queries to what meets rows.
+    Where keys are compressed, also the matrix (Dk, P) that maps queries to what meets them.
     """
-    dtype, scales = (
-        query.dtype,
-        _scales(query, weights.state_temperature, weights.window_temperature),
-    )
     key, value, scale = (x.flatten(0, 1) for x in rows.tensors())
     form, key = make_keys(weights.norm_weight, weights.norm_bias, options, dtype, key)
     assert key is not None
@@ -135,8 +125,8 @@ def _prepared(
         keys = padded.unflatten(2, (-1, TILE)).squeeze(1).mT
     if _by_products(values):
         values = values.mT.clone(memory_format=torch.contiguous_format)  # strides say so, too
-        return scales, keys.contiguous(), values.mT, *maps
-    return scales, keys.contiguous(), values.contiguous(), *maps
+        return keys.contiguous(), values.mT, *maps
+    return keys.contiguous(), values.contiguous(), *maps
 
 
 def _by_products(x: Tensor) -> bool:
