@@ -5,15 +5,12 @@ from dataclasses import dataclass
 
 from meanbank.reports.files import as_objects
 from meanbank.reports.palette import arm_styles
-from meanbank.reports.study.against import accuracy_of_many, bits_per_byte, changes
+from meanbank.reports.study.accuracies import accuracy_by_length_and_pairs, changes
+from meanbank.reports.study.against import bits_per_byte
 from meanbank.reports.study.claims import claims_figure, claims_table, not_testable_table
 from meanbank.reports.study.curves import training
 from meanbank.reports.study.figure import Figure, Looks
-from meanbank.reports.study.grids import (
-    accuracy_by_length_and_pairs,
-    depth_by_length,
-    distance_by_length,
-)
+from meanbank.reports.study.grids import depth_by_length, distance_by_length
 from meanbank.reports.study.items import item_figures
 from meanbank.reports.study.lines import (
     loss_by_position,
@@ -35,7 +32,6 @@ from meanbank.reports.wording import listed
 
 _GROUP_FIGURES: tuple[Callable[[Group, Looks], Iterator[Figure]], ...] = (
     accuracy_by_length_and_pairs,
-    accuracy_of_many,
     changes,
     distance_by_length,
     bits_per_byte,

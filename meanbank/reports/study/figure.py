@@ -46,8 +46,11 @@ class Figure:
         return WIDTH, self.height
 
     def csv(self) -> str:
-        """The numbers that are drawn; columns without anything in them are left out."""
+        """The numbers that are drawn, several of one place with spaces between them; columns
+        without anything in them are left out."""
         rows = [dataclasses.asdict(point) for point in self.points]
+        for row in rows:
+            row |= {n: " ".join(map(str, v)) for n, v in row.items() if isinstance(v, tuple)}
         used = {name for row in rows for name, value in row.items() if value not in ("", None)}
         return csv_text(
             [{self.columns.get(k, k): v for k, v in row.items() if k in used} for row in rows]

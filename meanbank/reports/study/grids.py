@@ -1,19 +1,15 @@
-"""Figures of grids: accuracy by length and pairs, heat maps of depth or distance by length."""
+"""Heat maps: scores by depth and length, accuracies by distance and length."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from textwrap import fill
 from typing import TYPE_CHECKING, Any
 
-from meanbank.reports.axes import mark_level
 from meanbank.reports.files import as_count, as_number, as_objects
 from meanbank.reports.study.figure import (
-    MOST_ARMS,
     Figure,
     Looks,
     figure_name,
-    legend,
-    legend_height,
     over_seeds,
 )
 from meanbank.reports.study.results import Group
@@ -23,26 +19,9 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure as Canvas
 
-Setting = tuple[int, int]  # length in tokens, pairs
 _Key = tuple[tuple[float, str], tuple[int, int, str]]  # row and column: their order and name
 
-_GROUPS_A_LINE = 6
 _HEAT = "cividis"  # the same to readers with any colour vision, and in grey
-
-
-@dataclass(frozen=True, kw_only=True)
-class Accuracy:
-    """One seed of an arm at one setting."""
-
-    arm: str
-    length: int
-    pairs: int
-    seed: int
-    accuracy: float
-
-    @property
-    def setting(self) -> Setting:
-        return self.length, self.pairs
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,17 +35,6 @@ class Cell:
     low: float
     high: float
     seeds: int
-
-
-def accuracy_by_length_and_pairs(group: Group, looks: Looks) -> Iterator[Figure]:
-    """A point a seed and a bar for the mean, by length and pairs, of arms that are not too many."""
-    if len(group.with_reference) > MOST_ARMS:
-        return
-    for task in ("recall", "mqar"):
-        for title in group.titles(task):
-            points, chance = _accuracies(group, title)
-            if points:
-                yield _accuracy_figure(group, title, points, chance, looks)
 
 
 def depth_by_length(group: Group, looks: Looks) -> Iterator[Figure]:
@@ -102,100 +70,6 @@ def distance_by_length(group: Group, looks: Looks) -> Iterator[Figure]:
             columns={"row": "distance", "column": "setting", "mean": "accuracy"},
             axes_names=("tokens / pairs", "distance"),
         )
-
-
-def _accuracies(group: Group, title: str) -> tuple[list[Accuracy], float | None]:
-    points, chance = [], None
-    for arm in group.with_reference:
-        for seed, evaluation in arm.evaluations(title):
-            chance = as_number(evaluation.results.get("chance")) if chance is None else chance
-            for cell in as_objects(evaluation.results.get("grid")):
-                tokens, pairs = as_count(cell.get("length")), as_count(cell.get("pairs"))
-                value = as_number(cell.get("accuracy"))
-                if tokens is None or pairs is None or value is None:
-                    continue
-                point = {"length": tokens, "pairs": pairs, "seed": seed, "accuracy": value}
-                points.append(Accuracy(arm=arm.name, **point))
-    own = {arm.name for arm in group.arms}
-    asked = {point.setting for point in points if point.arm in own}  # a reference may have more
-    return [point for point in points if point.setting in asked], chance
-
-
-def _accuracy_figure(
-    group: Group, title: str, points: list[Accuracy], chance: float | None, looks: Looks
-) -> Figure:
-    # By pairs first: each length trend stands together.
-    settings = sorted({point.setting for point in points}, key=lambda s: (s[1], s[0]))
-    lines = -(-len(settings) // _GROUPS_A_LINE)
-    a_line = -(-len(settings) // lines)
-    arms = list(dict.fromkeys(point.arm for point in points))
-
-    def draw(canvas: "Canvas") -> None:
-        grid: Any = canvas.subplots(lines, 1, squeeze=False, sharey=True)
-        for index, axes in enumerate(grid[:, 0]):
-            shown = settings[index * a_line : (index + 1) * a_line]
-            _draw_accuracy(axes, points, arms, shown, looks)
-            axes.set_xlim(-0.5, a_line - 0.5)
-            if chance is not None:
-                mark_level(axes, chance, f"chance, {decimal(chance)}")
-        grid[-1, 0].set_xlabel("tokens in the sequence / pairs to recall")
-        legend(canvas, arms, group.labels, looks)
-
-    said = []
-    for arm in arms:
-        means = (
-            f"{decimal(_mean(points, arm, s), 2)} at {s[0]}/{s[1]}"
-            for s in settings
-            if _mean(points, arm, s) is not None
-        )
-        said.append(f"{group.labels[arm]}: {', '.join(means)}")
-    return Figure(
-        name=figure_name(group, title),
-        title=f"Accuracy by length and pairs: {title}",
-        caption="Accuracy by length and number of pairs. A point is one seed, a bar the mean over "
-        "seeds.",
-        alternative=f"Accuracy by tokens/pairs, mean over seeds. {'; '.join(said)}.",
-        height=2.3 * lines + 0.6 + legend_height(group.labels[arm] for arm in arms),
-        points=points,
-        draw=draw,
-    )
-
-
-def _mean(points: list[Accuracy], arm: str, setting: Setting) -> float | None:
-    values = [p.accuracy for p in points if p.arm == arm and p.setting == setting]
-    return sum(values) / len(values) if values else None
-
-
-def _draw_accuracy(
-    axes: "Axes", points: list[Accuracy], arms: list[str], settings: list[Setting], looks: Looks
-) -> None:
-    spacing = 0.8 / len(arms)
-    for index, arm in enumerate(arms):
-        style = looks[arm]
-        for place, setting in enumerate(settings):
-            x = place + (index - (len(arms) - 1) / 2) * spacing
-            mean = _mean(points, arm, setting)
-            if mean is None:
-                continue
-            values = [p.accuracy for p in points if p.arm == arm and p.setting == setting]
-            half = 0.42 * spacing
-            axes.hlines(mean, x - half, x + half, color=style.color, linewidth=2.4)
-            axes.plot(
-                [x] * len(values),
-                values,
-                linestyle="none",
-                marker=style.marker,
-                color=style.color,
-                alpha=0.55,
-                markeredgewidth=0,
-                clip_on=False,
-            )
-    for boundary in range(1, len(settings)):
-        axes.axvline(boundary - 0.5, color="#e4e4e4", linewidth=0.8, zorder=0)
-    axes.set_ylim(0, 1.02)
-    axes.set_xticks(range(len(settings)), [f"{length(n)}\n/{pairs}" for n, pairs in settings])
-    axes.tick_params(axis="x", length=0)
-    axes.set_ylabel("accuracy")
 
 
 def _depths(results: Mapping[str, Any], task: str) -> dict[_Key, float]:
