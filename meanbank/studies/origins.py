@@ -3,6 +3,7 @@
 import abc
 import dataclasses
 import hashlib
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +40,13 @@ from meanbank.training.run import (
 )
 
 MODEL = "model.json"
+# Of what produced a run; older runs do not say their machine.
 FACTS = ("version", "commit", "python", "torch", "device", "machine", "dtype", "threads", "seed")
+
+
+def facts_in(record: Mapping[str, Any]) -> dict[str, Any]:
+    """Those of `FACTS` that it has."""
+    return {name: record[name] for name in FACTS if name in record}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -161,7 +168,7 @@ class Trained(Origin):
         model = empty_model(MeanbankConfig.from_pretrained(checkpoints(self.folder)[-1]))
         return Made(
             parameters=info["parameters"],
-            produced_by={name: info[name] for name in FACTS if name in info},
+            produced_by=facts_in(info),
             tokens=last_tokens(self.folder / METRICS),
             flops=training_flops(model, self.config),
             seconds=training_seconds(self.folder / METRICS),
@@ -232,8 +239,8 @@ class Existing(Origin):
 
     def facts(self) -> Made:
         made = read_object(self.folder / MODEL)
-        produced = {name: made.pop(name) for name in FACTS if name in made}
-        return Made(parameters=made.pop("parameters"), produced_by=produced, model=made)
+        model = {name: value for name, value in made.items() if name not in (*FACTS, "parameters")}
+        return Made(parameters=made["parameters"], produced_by=facts_in(made), model=model)
 
     def _identity(self) -> dict[str, Any]:
         """What may not change meanwhile: the model's files, its texts, how they begin."""

@@ -159,7 +159,7 @@ def check(case):
         assert described == dataclasses.replace(whole.describe(), layers=())
 
 
-@settings(max_examples=100)
+@settings(max_examples=200)
 @given(case=cases())
 def test_any_plan_and_any_split(case):
     check(case)
