@@ -120,8 +120,8 @@ class WholeKeys:
         return self._layer_norm_backward(rows, grad)
 
     def whole(self, rows: Tensor) -> Tensor:
-        """Rows (N, M, R) as sums of whole keys (N, M, Dk)."""
-        return rows
+        """Rows (N, M, R) as sums of whole keys (N, M, Dk), in storage of their own."""
+        return rows.clone()
 
     def whole_backward(self, rows: Tensor, grad: Tensor) -> Tensor:
         return grad
@@ -305,7 +305,7 @@ class CompressedKeys:
         return torch.cat([grad[..., : self.free] + mean_grad, rest_grad], dim=-1)
 
     def whole(self, rows: Tensor) -> Tensor:
-        """Rows (N, M, R) as sums of whole keys (N, M, Dk)."""
+        """Rows (N, M, R) as sums of whole keys (N, M, Dk), in storage of their own."""
         free, rest = rows.tensor_split([self.free], dim=-1)
         return torch.cat([rest @ self.maps.basis[None], free], dim=-1)
 

@@ -68,7 +68,7 @@ class WorkingMemory:
         if rows is not None:
             key, value, scale = rows
             count = key.shape[1]
-            sums[:, :count] = torch.cat([key, value, scale[..., None]], dim=-1)
+            torch.cat([key, value, scale[..., None]], dim=-1, out=sums[:, :count])
         return cls(keys, options, sums, count, dtype)
 
     @property
@@ -144,7 +144,7 @@ class WorkingMemory:
     def exported(self) -> Rows:
         """Sums of whole keys and of values, and scales, in storage of their own."""
         key, value, scale = self.parts(self.sums[:, : self.count])
-        return self.key_form.whole(key).clone(), value.clone(), scale.clone()
+        return self.key_form.whole(key), value.clone(), scale.clone()
 
     def parts(self, rows: Tensor) -> Rows:
         """Key sums (N, n, R), value sums and scales of rows (N, n, W)."""
