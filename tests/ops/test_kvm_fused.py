@@ -1,6 +1,7 @@
 """The fused KVM backend against the reference: numbers, choices, gradients, and what it holds."""
 
 import math
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -12,13 +13,16 @@ from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import FlopCounterMode
 
 from meanbank.ops import kvm_attention
-from meanbank.ops.kvm import api
+from meanbank.ops.kvm import api, fused_forward
 from meanbank.ops.kvm.common import KVMWeights, gather, position_free
 from meanbank.ops.kvm.fused_keys import CompressedKeys, WholeKeys
 from meanbank.ops.kvm.options import KVMOptions
 from tests.ops.test_kvm import inputs
 
 SEQUENCES = ("query", "key", "value", "merge_gate")
+CACHES = st.sampled_from(
+    [1, 400, fused_forward.CACHE]
+)  # heads are read alone, some, or all at once
 LARGE = {"rotary_dim": 32, "chunk_size": 16, "budget": lambda seen: 3 * seen**0.5}
 
 
@@ -100,16 +104,18 @@ SETTINGS = st.fixed_dictionaries(
     splits=st.lists(st.integers(1, 24), min_size=1, max_size=4),
     gate=st.booleans(),
     weigh_memory=st.booleans(),
+    cache=CACHES,
 )
-def test_it_equals_the_reference(sizes, settings, splits, gate, weigh_memory):
+def test_it_equals_the_reference(sizes, settings, splits, gate, weigh_memory, cache):
     sizes = dict(sizes)
     heads = sizes.pop("group") * sizes["kv_heads"]
     arguments = inputs(sum(splits), heads=heads, **sizes)
     if not gate and settings["append"] != "gate":
         del arguments["merge_gate"]
-    results = (
-        gradients(b, arguments, settings, splits, weigh_memory) for b in ("fused", "reference")
-    )
+    with patch.object(fused_forward, "CACHE", cache):
+        results = [
+            gradients(b, arguments, settings, splits, weigh_memory) for b in ("fused", "reference")
+        ]
     (output, memory, grads, trace), (expected, theirs, their_grads, their_trace) = results
     assert (output - expected).abs().max() <= 1e-10
     for our, their in zip(memory.tensors(), theirs.tensors(), strict=True):
@@ -142,7 +148,7 @@ def test_compressed_keys_are_the_keys(stored_rotary):
         normalised = keys.normalised(rows)
         lengths = keys.normalised_lengths(normalised)
         met = keys.tokens(keys.stored(key)) @ normalised.mT
-        read = keys.reader(scale, torch.float64)(query) @ normalised.mT
+        read = keys.reader(scale, torch.float64)(query, slice(None)) @ normalised.mT
         return keys.whole(rows), lengths, met, read, keys.lengths(keys.stored(key))
 
     for ours, expected in zip(numbers(small), numbers(whole), strict=True):
@@ -159,9 +165,12 @@ def test_compressed_keys_are_the_keys(stored_rotary):
     settings=SETTINGS,
     splits=st.lists(st.integers(1, 24), min_size=2, max_size=5),
     other_weights=st.booleans(),
+    cache=CACHES,
 )
 @torch.no_grad()
-def test_it_goes_on_from_any_memory_without_gradients(sizes, settings, splits, other_weights):
+def test_it_goes_on_from_any_memory_without_gradients(
+    sizes, settings, splits, other_weights, cache
+):
     """Its own, or the reference's, be it made with the weights at hand or with others."""
     sizes = dict(sizes)
     heads = sizes.pop("group") * sizes["kv_heads"]
@@ -174,13 +183,36 @@ def test_it_goes_on_from_any_memory_without_gradients(sizes, settings, splits, o
     later = {n: t[:, :, first:] if n in SEQUENCES else t for n, t in arguments.items()}
     for maker in ("fused", "reference"):
         _, start = kvm_attention(**begin, **settings, return_memory=True, backend=maker)
-        (output, memory, trace), (expected, theirs, their_trace) = (
-            run(b, later, settings, rest, start) for b in ("fused", "reference")
-        )
+        with patch.object(fused_forward, "CACHE", cache):
+            (output, memory, trace), (expected, theirs, their_trace) = (
+                run(b, later, settings, rest, start) for b in ("fused", "reference")
+            )
         assert (output - expected).abs().max() <= 1e-10
         for our, their in zip(memory.tensors(), theirs.tensors(), strict=True):
             assert (our - their).abs().max() <= 1e-10
         same_choices(trace, their_trace)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+@pytest.mark.parametrize("count", [1, 2, 6])
+def test_later_tokens_get_no_weight_whatever_their_scores(count, dtype):
+    scores = torch.randn(2, 3, count, 9).to(dtype)
+    scores[0, 0, 0, -count:] = torch.tensor([math.nan, math.inf, -math.inf, -0.0, 1, 2])[-count:]
+    later = torch.ones(count, count, dtype=torch.bool).triu(1)
+    expected = scores.clone()
+    expected[..., -count:].masked_fill_(later, -math.inf)
+    fused_forward.Future(6, dtype, scores.device).hide(scores)
+    assert torch.equal(scores.nan_to_num(7), expected.nan_to_num(7))
+
+
+@pytest.mark.parametrize("heads", [1, 5, 8])
+@pytest.mark.parametrize("score_bytes", [1, 2**19, 2**20, 2**22, 2**30])
+def test_as_many_heads_at_once_as_a_cache_holds(heads, score_bytes):
+    at_once = fused_forward.heads_at_once(torch.device("cpu"), heads, score_bytes)
+    room = fused_forward.CACHE * torch.get_num_threads()
+    assert at_once == 1 or at_once * score_bytes <= room
+    assert -(-heads // at_once) == -(-heads // max(1, room // score_bytes))  # no more turns
+    assert fused_forward.heads_at_once(torch.device("cuda"), heads, score_bytes) == heads
 
 
 @pytest.mark.parametrize("bias", ["some", "none"])

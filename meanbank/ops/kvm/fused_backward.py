@@ -47,12 +47,12 @@ def backward(
     users = QUERY_SIDE + (NORM if isinstance(run.keys, CompressedKeys) else ())
     query = seen = None
     if output_gradient is not None and any(needed[name] for name in users):
-        query = torch.empty_like(run.operands.query)
+        query = torch.empty_like(run.operands.query, memory_format=torch.contiguous_format)
     if any(needed[name] for name in needed if name not in QUERY_SIDE):
         seen = start(run, memory, rows_gradient)
     for step in reversed(run.steps):
         if output_gradient is not None:
-            here = None if query is None else query[:, :, step.queries]
+            here = None if query is None else query.flatten(0, 1)[:, step.queries]
             unread(run, step, memory, output_gradient[:, :, step.queries], here, seen)
         if step.overflow is not None:
             assert memory is not None
@@ -89,35 +89,40 @@ def unread(
     seen: Seen | None,
 ) -> None:
     """The gradients of one step's attention, given that of its outputs (B, H, n, Dv): written to
-    query_gradient (B, H, n, Dk), added to `seen`."""
+    query_gradient (B H, n, Dk), added to `seen`."""
     rows = memory.prepared if memory is not None and step.rows else None
     queries, (key, value) = run.query(step), run.exact(step)
-    near, far = run.grouped(run.near(queries)), run.grouped(run.far(queries))
-    probabilities = run.probabilities(step, near, far, key, rows)
-    output_gradient = run.grouped(output_gradient.flatten(0, 1))
-    by_probability = run.buffer("gradients", run.dtype, *probabilities.shape)
-    for part, values in run.visible(step, rows, value):
-        torch.bmm(output_gradient, values.mT, out=by_probability[..., part])
-    by_score = torch.ops.aten._softmax_backward_data.out(
-        by_probability,
-        probabilities,
-        -1,
-        run.dtype,
-        grad_input=run.buffer("scores", run.dtype, *probabilities.shape),
-    )
-    far_scores, near_scores = map(packed, by_score.tensor_split([step.rows], dim=-1))
-    if seen is not None:
-        far_share, near_share = map(packed, probabilities.tensor_split([step.rows], dim=-1))
-        accumulate(seen.value[:, step.exact], near_share.mT, output_gradient)
-        accumulate(seen.key[:, step.exact], near_scores.mT, near)
-        if rows is not None and seen.memory is not None:
-            seen.memory.read(far_scores, far, far_share, output_gradient)
-    if query_gradient is not None:
-        gradient = run.near.backward(queries, torch.bmm(near_scores, key).view_as(queries))
-        if rows is not None:
-            far_gradient = torch.bmm(far_scores, rows.keys).view(*queries.shape[:2], -1)
-            gradient = gradient + run.far.backward(queries, far_gradient)
-        query_gradient.copy_(gradient.view_as(query_gradient))
+    output_gradient = output_gradient.flatten(0, 1)
+    for heads in run.shares:
+        own, keys = queries[heads.query], packed(key[heads.memory])
+        here = None if rows is None else rows.of_heads(heads.memory)
+        near, far = run.meeting(own, heads)
+        probabilities = run.probabilities(step, near, far, keys, here)
+        gradient = run.grouped(output_gradient[heads.query])
+        by_probability = run.buffer("gradients", run.dtype, *probabilities.shape)
+        for part, values in run.visible(step, here, value[heads.memory]):
+            torch.bmm(gradient, values.mT, out=by_probability[..., part])
+        by_score = torch.ops.aten._softmax_backward_data.out(
+            by_probability,
+            probabilities,
+            -1,
+            run.dtype,
+            grad_input=run.buffer("scores", run.dtype, *probabilities.shape),
+        )
+        far_scores, near_scores = map(packed, by_score.tensor_split([step.rows], dim=-1))
+        if seen is not None:
+            far_share, near_share = map(packed, probabilities.tensor_split([step.rows], dim=-1))
+            accumulate(seen.value[heads.memory, step.exact], near_share.mT, gradient)
+            accumulate(seen.key[heads.memory, step.exact], near_scores.mT, near)
+            if here is not None and seen.memory is not None:
+                seen.memory.read(heads.memory, far_scores, far, far_share, gradient)
+        if query_gradient is not None:
+            by_near = torch.bmm(near_scores, keys).view_as(own)
+            found = run.near.backward(own, by_near, heads.query)
+            if here is not None:
+                by_far = torch.bmm(far_scores, here.keys).view(*own.shape[:2], -1)
+                found = found + run.far.backward(own, by_far, heads.query)
+            query_gradient[heads.query] = found
 
 
 def unwrite(run: Pass, step: Step, update: Update, memory: WorkingMemory, seen: Seen) -> None:

@@ -10,6 +10,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from meanbank.core.bags import suits
 from meanbank.core.precision import accumulator_dtype
 from meanbank.ops.kvm.common import rounding_noise
 from meanbank.ops.kvm.fused_keys import ScaledQueries, make_keys
@@ -18,6 +19,8 @@ from meanbank.ops.kvm.fused_writes import Step, Tokens
 from meanbank.ops.kvm.memory import KVMRows, KVMUpdate
 from meanbank.ops.kvm.options import KVMOptions
 from meanbank.ops.kvm.routing import first_argmax, selection
+
+CACHE = 2**21  # bytes of scores a core that are best read at a time
 
 
 class Operands(NamedTuple):
@@ -69,6 +72,13 @@ class Update(NamedTuple):
     before: Tensor | None = None
 
 
+class Heads(NamedTuple):
+    """Heads of memory (of N) whose attention is computed at a time, and of their queries (B H)."""
+
+    memory: slice
+    query: slice
+
+
 class Pass:
     """What the passes forward and backward share: the operands cut by steps, maps and buffers."""
 
@@ -94,18 +104,20 @@ class Pass:
         self.group = group = self.heads[1] // self.kv_heads[1]
         widest = max(step.rows + step.window for step in call.steps)
         value_dim = operands.value.shape[-1]
-        heads, written = math.prod(self.kv_heads), call.options.chunk_size * self.capacity
+        heads, chunk = math.prod(self.kv_heads), call.options.chunk_size
+        scores = group * longest * widest  # of one head
+        at_once = heads_at_once(key.device, heads, scores * key.itemsize)
+        self.shares = [
+            Heads(slice(start, start + at_once), slice(start * group, (start + at_once) * group))
+            for start in range(0, heads, at_once)
+        ]
+        similarities = heads * chunk * self.capacity if call.updates else 0
         self._sizes = {
-            "values": heads * widest * value_dim,
-            "updates": heads * call.options.chunk_size * (self.keys.width + value_dim + 1),
-            "scores": heads * max(group * longest * widest, written if call.updates else 0),
+            "values": at_once * widest * value_dim,
+            "updates": heads * chunk * (self.keys.width + value_dim + 1),
+            "scores": max(at_once * scores, similarities),
         }
-        # heads of the batch and steps of time are a view of the outputs as products give them
-        self.writes_through = group == 1 and self.heads[0] == 1
-        self._hidden = None
-        if longest > 1:
-            future = torch.ones(longest, longest, dtype=torch.bool, device=key.device)
-            self._hidden = future.triu_(1)
+        self._future = Future(longest, call.dtype, key.device) if longest > 1 else None
 
     def _scale(self, temperature: Tensor) -> Tensor:
         """Factors (H, 1, 1) of the queries of all heads of the batch."""
@@ -129,14 +141,18 @@ class Pass:
         return x.unflatten(0, self.kv_heads)
 
     def grouped(self, x: Tensor) -> Tensor:
-        """(B H, n, X) -> (N, G n, X): the queries of a group side by side."""
-        return x.reshape(math.prod(self.kv_heads), -1, x.shape[-1])
+        """(H, n, X) -> (N, G n, X): the queries of a group side by side."""
+        return x.reshape(len(x) // self.group, -1, x.shape[-1])
+
+    def meeting(self, queries: Tensor, heads: Heads) -> tuple[Tensor, Tensor]:
+        """What meets keys of the window and rows (N, G n, ...), of queries (H, n, Dk)."""
+        near, far = self.near(queries, heads.query), self.far(queries, heads.query)
+        return self.grouped(near), self.grouped(far)
 
     def exact(self, step: Step) -> tuple[Tensor, Tensor]:
         """Keys (N, L, Dk) and values (N, L, Dv) of the window."""
         key, value = self.operands.key, self.operands.value
-        key, value = key[:, :, step.exact].flatten(0, 1), value[:, :, step.exact].flatten(0, 1)
-        return packed(key), value
+        return key[:, :, step.exact].flatten(0, 1), value[:, :, step.exact].flatten(0, 1)
 
     def visible(
         self, step: Step, rows: PreparedRows | None, value: Tensor
@@ -167,12 +183,49 @@ class Pass:
         shape = (len(near), near.shape[1], step.rows + key.shape[1])
         scores = self.buffer("scores", self.dtype, *shape)
         torch.bmm(near, key.mT, out=scores[..., step.rows :])
-        if self._hidden is not None:
-            newest = scores.view(shape[0], -1, step.count, shape[2])[..., -step.count :]
-            newest.masked_fill_(self._hidden[: step.count, : step.count], -math.inf)
+        if self._future is not None:
+            self._future.hide(scores.view(shape[0], -1, step.count, shape[2]))
         if rows is not None:
             torch.bmm(far, packed(rows.keys).mT, out=scores[..., : step.rows])
         return torch.softmax(scores, dim=-1, out=self.buffer("probabilities", self.dtype, *shape))
+
+
+class Future:
+    """Which scores of up to `count` queries on their own tokens are of later ones.
+
+    They are overwritten, not added to: a NaN among them must not reach earlier queries. On a CPU
+    that is done in their bits, since `masked_fill_` takes half as long as a softmax there.
+    """
+
+    def __init__(self, count: int, dtype: torch.dtype, device: torch.device) -> None:
+        self.hidden = torch.ones(count, count, dtype=torch.bool, device=device).triu_(1)
+        self._bits = {2: torch.int16, 4: torch.int32, 8: torch.int64}[dtype.itemsize]
+        if suits(device):
+            infinity = torch.tensor(-math.inf, dtype=dtype, device=device).view(self._bits)
+            self._kept = (~self.hidden).to(self._bits).neg_()  # all bits or none
+            self._infinity = self.hidden * infinity
+
+    def hide(self, scores: Tensor) -> None:
+        """Give no weight to what comes after each of n queries: scores (..., n, keys), n newest."""
+        count = scores.shape[-2]
+        here, newest = (slice(count), slice(count)), scores[..., -count:]
+        if suits(scores.device):
+            bits = newest.view(self._bits)
+            bits.bitwise_and_(self._kept[here]).bitwise_or_(self._infinity[here])
+        else:
+            newest.masked_fill_(self.hidden[here], -math.inf)
+
+
+def heads_at_once(device: torch.device, heads: int, score_bytes: int) -> int:
+    """How many of `heads`, whose scores take so many bytes each, are best read at a time.
+
+    Few enough for a CPU that their scores stay in its cores' caches from product to softmax to
+    product; as equal a number as there can be.
+    """
+    if not suits(device):
+        return heads
+    fit = max(1, CACHE * torch.get_num_threads() // score_bytes)
+    return -(-heads // -(-heads // fit))
 
 
 def packed(x: Tensor) -> Tensor:
@@ -186,6 +239,7 @@ def forward(
     """Outputs (B, H, T, Dv), the memory if it changed (or for the way back), and all updates."""
     query, value = run.operands.query, run.operands.value
     output = query.new_empty(*query.shape[:3], value.shape[-1])
+    flat = output.flatten(0, 1)
     memory, rows = begin(run, recording)
     updates = []
     for step in run.steps:
@@ -194,18 +248,19 @@ def forward(
             updates.append(take_in(run, step, memory, trace, recording))
         if memory is not None:
             rows = memory.prepared if memory.count else None
-        queries = run.query(step)
-        near, far = run.grouped(run.near(queries)), run.grouped(run.far(queries))
-        key, value = run.exact(step)
-        probabilities = run.probabilities(step, near, far, key, rows)
-        first, *others = run.visible(step, rows, value)
-        here = output[:, :, step.queries]
-        read = here.flatten(0, 1) if run.writes_through else None
-        read = torch.bmm(probabilities[..., first[0]], first[1], out=read)
-        for part, values in others:
-            torch.baddbmm(read, probabilities[..., part], values, out=read)
-        if not run.writes_through:
-            here.copy_(read.view(here.shape))
+        queries, (key, value) = run.query(step), run.exact(step)
+        for heads in run.shares:
+            here = None if rows is None else rows.of_heads(heads.memory)
+            near, far = run.meeting(queries[heads.query], heads)
+            probabilities = run.probabilities(step, near, far, packed(key[heads.memory]), here)
+            first, *others = run.visible(step, here, value[heads.memory])
+            place = flat[heads.query, step.queries]
+            read = place if run.group == 1 else None
+            read = torch.bmm(probabilities[..., first[0]], first[1], out=read)
+            for part, values in others:
+                torch.baddbmm(read, probabilities[..., part], values, out=read)
+            if run.group > 1:
+                place.copy_(read.view(place.shape))
     return output, memory, updates
 
 

@@ -34,34 +34,34 @@ def accumulate(total: Tensor, left: Tensor, right: Tensor) -> None:
 
 
 class ScaledQueries:
-    """Queries (H, n, Dk) times a factor of their head (H, 1, 1)."""
+    """Queries (H, n, Dk), of all heads or some, times a factor of their head (H, 1, 1)."""
 
     def __init__(self, scale: Tensor) -> None:
         self.scale, self.scale_gradient = scale, torch.zeros_like(scale)
 
-    def __call__(self, query: Tensor) -> Tensor:
-        return (query * self.scale).to(query.dtype)
+    def __call__(self, query: Tensor, heads: slice) -> Tensor:
+        return (query * self.scale[heads]).to(query.dtype)
 
-    def backward(self, query: Tensor, grad: Tensor) -> Tensor:
+    def backward(self, query: Tensor, grad: Tensor, heads: slice) -> Tensor:
         precise = grad.to(self.scale.dtype)
-        self.scale_gradient += (precise * query).sum(dim=(1, 2), keepdim=True)
-        return precise.mul(self.scale)
+        self.scale_gradient[heads] += (precise * query).sum(dim=(1, 2), keepdim=True)
+        return precise.mul(self.scale[heads])
 
 
 class MappedQueries:
-    """Queries (H, n, Dk) times a factor of their head (H, 1, 1) and a matrix (Dk, P)."""
+    """The same, mapped by a matrix (Dk, P) as well."""
 
     def __init__(self, scale: Tensor, matrix: Tensor, dtype: torch.dtype) -> None:
         self.scale, self.matrix = scale, matrix
         self.scaled = (matrix * scale).to(dtype)
         self.gradient = torch.zeros_like(self.scaled, dtype=scale.dtype)
 
-    def __call__(self, query: Tensor) -> Tensor:
-        return torch.bmm(query, self.scaled)
+    def __call__(self, query: Tensor, heads: slice) -> Tensor:
+        return torch.bmm(query, self.scaled[heads])
 
-    def backward(self, query: Tensor, grad: Tensor) -> Tensor:
-        accumulate(self.gradient, query.mT, grad)
-        return torch.bmm(grad, self.scaled.mT)
+    def backward(self, query: Tensor, grad: Tensor, heads: slice) -> Tensor:
+        accumulate(self.gradient[heads], query.mT, grad)
+        return torch.bmm(grad, self.scaled[heads].mT)
 
     @property
     def scale_gradient(self) -> Tensor:

@@ -29,6 +29,9 @@ class PreparedRows:
             key = keys.normalised(key)
         return cls(key.to(dtype), readout(value, scale, options).to(dtype))
 
+    def of_heads(self, heads: slice) -> "PreparedRows":
+        return PreparedRows(self.keys[heads], self.values[heads])
+
 
 class WorkingMemory:
     """Rows with room for those to come, and what is read of them, kept up to date.
@@ -206,11 +209,13 @@ class MemoryGradients:
             self.keys = sums.new_zeros(heads, capacity, memory.key_form.normalised_width)
         self._carried_on(*of_rows)
 
-    def read(self, scores: Tensor, query: Tensor, probabilities: Tensor, output: Tensor) -> None:
-        """Add what a read leaves: gradients of scores (N, n, M) and output (N, n, Dv)."""
+    def read(
+        self, heads: slice, scores: Tensor, query: Tensor, probabilities: Tensor, output: Tensor
+    ) -> None:
+        """Add what a read by some heads leaves: gradients of scores (N, n, M) and output."""
         count = scores.shape[-1]
-        accumulate(self.keys[:, :count], scores.mT, query)
-        accumulate(self.values[:, :count], probabilities.mT, output)
+        accumulate(self.keys[heads, :count], scores.mT, query)
+        accumulate(self.values[heads, :count], probabilities.mT, output)
 
     def settle(self, touched: Tensor | None) -> None:
         """For rows that are touched (all for None) bring `sums` up to date."""
