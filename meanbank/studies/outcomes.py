@@ -23,7 +23,7 @@ NOT_IN_EVERY_SEED = "not in every seed"
 _DIFFERENCE = "of a difference of arms: "
 OUTCOMES = {
     HOLDS: "by the rule of its study.",
-    NOT_SEEN: f"{_DIFFERENCE}undecided; or it does not hold, and the interval includes 0.",
+    NOT_SEEN: f"{_DIFFERENCE}it does not hold or is undecided, and the interval includes 0.",
     SIZE_UNDECIDED: f"{_DIFFERENCE}undecided, but the interval is on the claimed side of 0, while "
     "the threshold is further out.",
     SMALLER: f"{_DIFFERENCE}it does not hold, but the interval is on the claimed side of 0.",
@@ -31,7 +31,8 @@ OUTCOMES = {
     DOES_NOT_HOLD: "not a difference, or one that may go that far against the claim.",
     NOT_IN_EVERY_SEED: "a claim about each seed that does not hold in all, nor is reversed in all.",
     NOT_MEASURED: "a score is missing.",
-    UNDECIDED: f"fewer than {FEWEST_SEEDS} seeds, or undecided and not a difference.",
+    UNDECIDED: f"fewer than {FEWEST_SEEDS} seeds; or undecided, and not a difference or one on the "
+    "claimed side of 0, which is not certain enough among so many claims or so few items.",
     f"{SUGGESTIVE}...": f"the same, with fewer than {FEW_SEEDS} seeds.",
 }
 
@@ -41,9 +42,8 @@ def outcome(verdict: Verdict) -> str:
     word = verdict.verdict.removeprefix(SUGGESTIVE)
     count = len(verdict.values)
     if word == UNDECIDED and count >= FEWEST_SEEDS:
-        side = _side(verdict)
-        seen = verdict.threshold != 0 and side == 1
-        word = UNDECIDED if side is None else SIZE_UNDECIDED if seen else NOT_SEEN
+        claimed = UNDECIDED if verdict.threshold == 0 else SIZE_UNDECIDED
+        word = {None: UNDECIDED, 1: claimed}.get(_side(verdict), NOT_SEEN)
     elif word == DOES_NOT_HOLD:
         word = _fallen(verdict)
     few = word not in (NOT_SEEN, UNDECIDED, NOT_MEASURED) and count < FEW_SEEDS

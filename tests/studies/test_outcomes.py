@@ -69,7 +69,7 @@ def test_there_is_a_word_of_each_and_none_besides():
     assert seen | {f"{SUGGESTIVE}..."} == OUTCOMES.keys()
 
 
-def test_holms_adjustment_makes_nothing_seen():
+def test_what_is_on_the_claimed_side_but_for_holms_adjustment_is_undecided():
     """The interval of one claim of many is above 0, the adjusted p value is not below .05."""
     runs = [
         RunScores(arm=arm, seed=seed, scores={"x": score, "y": -score})
@@ -80,4 +80,4 @@ def test_holms_adjustment_makes_nothing_seen():
     first, *_ = judge([ClaimSpec(claim="x(a) - x(b) > 0"), *wrong], runs)
     assert first.interval is not None and first.interval.low > 0
     assert first.p is not None and first.p < 0.025 and first.verdict == "undecided"
-    assert outcome(first) == "not seen"
+    assert outcome(first) == "undecided"

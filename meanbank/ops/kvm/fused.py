@@ -2,9 +2,10 @@
 
 Equal to `reference.py` in outputs and all gradients. What makes it fast: memory keys in fewer
 numbers (`fused_keys`), normalised keys and readouts that are computed anew only for rows that were
-written (`fused_memory`), scores of memory and window in one buffer, and a backward pass that
-restores the memory of each chunk from what its update replaced. One token at a time, which only
-joins the window, goes another way (`fused_decode`).
+written (`fused_memory`), scores of memory and window in one buffer that is small enough for a
+cache (a few heads at a time), and a backward pass that restores the memory of each chunk from what
+its update replaced. One token at a time, which only joins the window, goes another way
+(`fused_decode`).
 """
 
 import dataclasses
