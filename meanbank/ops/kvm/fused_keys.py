@@ -34,7 +34,7 @@ def accumulate(total: Tensor, left: Tensor, right: Tensor) -> None:
 
 
 class ScaledQueries:
-    """Queries (H, n, Dk), of all heads or some, times a factor of their head (H, 1, 1)."""
+    """Queries (h, n, Dk) of `heads`, some of all H, times a factor of their head (H, 1, 1)."""
 
     def __init__(self, scale: Tensor) -> None:
         self.scale, self.scale_gradient = scale, torch.zeros_like(scale)
