@@ -20,9 +20,8 @@ from meanbank.ops.kvm.options import KVMOptions
 from tests.ops.test_kvm import inputs
 
 SEQUENCES = ("query", "key", "value", "merge_gate")
-CACHES = st.sampled_from(
-    [1, 400, fused_forward.CACHE]
-)  # heads are read alone, some, or all at once
+# bytes, with which heads are read alone, some together, or all at once
+CACHES = st.sampled_from([1, 400, fused_forward.CACHE])
 LARGE = {"rotary_dim": 32, "chunk_size": 16, "budget": lambda seen: 3 * seen**0.5}
 
 
@@ -197,7 +196,9 @@ def test_it_goes_on_from_any_memory_without_gradients(
 @pytest.mark.parametrize("count", [1, 2, 6])
 def test_later_tokens_get_no_weight_whatever_their_scores(count, dtype):
     scores = torch.randn(2, 3, count, 9).to(dtype)
-    scores[0, 0, 0, -count:] = torch.tensor([math.nan, math.inf, -math.inf, -0.0, 1, 2])[-count:]
+    scores[0, 0, 0, -count:] = torch.tensor([math.nan, 1, -0.0, -math.inf, math.inf, math.nan])[
+        -count:
+    ]
     later = torch.ones(count, count, dtype=torch.bool).triu(1)
     expected = scores.clone()
     expected[..., -count:].masked_fill_(later, -math.inf)
