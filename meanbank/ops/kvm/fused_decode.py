@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from meanbank.core.bags import by_bags, numbers, products, sums_of_rows, sums_of_tokens
+from meanbank.core.bags import by_bags, numbers, products, suits, sums_of_rows, sums_of_tokens
 from meanbank.core.derived import derived
 from meanbank.core.precision import accumulator_dtype
 from meanbank.core.room import appended
@@ -54,7 +54,7 @@ def kvm_attention_of_one(
     seen, rows, (held_key, held_value, held_gate) = resumed(memory, key, value, merge_gate)
     chunk, batch, kv_heads = options.chunk_size, *key.shape[:2]
     key = appended(held_key, key, 2, chunk, channels_first=by_bags(key))
-    value = appended(held_value, value, 2, chunk, channels_first=_by_products(value))
+    value = appended(held_value, value, 2, chunk)
     if merge_gate is not None and held_gate is not None:
         merge_gate = appended(held_gate, merge_gate, 2, chunk)
     grouped = batch * kv_heads, query.shape[1] // kv_heads, query.shape[-1]
@@ -75,10 +75,7 @@ def kvm_attention_of_one(
         parts.append(row_values)
     scores.append(products(near.to(query.dtype), key.flatten(0, 1)))
     parts.append(value.flatten(0, 1))
-    counts = [_slots(values) for values in parts]
-    spare = counts[-1] - scores[-1].shape[-1]
-    if spare:
-        scores.append(_nothing(scores[-1], spare))
+    counts = [values.shape[1] for values in parts]
     probabilities = torch.softmax(torch.cat(scores, dim=-1), dim=-1).split(counts, dim=-1)
     output = functools.reduce(torch.add, map(_weighted_sum, probabilities, parts))
     output = output.reshape(*query.shape[:3], value.shape[-1])
@@ -89,22 +86,6 @@ def _scales(query: Tensor, *temperatures: Tensor) -> Tensor:
     """What queries (B, H, 1, Dk) are multiplied by: (n, 1, H, 1, 1) for n kinds of factors (H,)."""
     scales = torch.stack([each.to(accumulator_dtype(query.dtype)) for each in temperatures])
     return (scales / math.sqrt(query.shape[-1]))[:, None, :, None, None]
-
-
-def _slots(values: Tensor) -> int:
-    """How many weights `_weighted_sum` takes for values (N, M, Dv): spare slots and all, or M."""
-    return values.stride(2) if _by_products(values) else values.shape[1]
-
-
-def _nothing(scores: Tensor, count: int) -> Tensor:
-    """Scores (N, G, count) that a softmax gives no weight."""
-    return _lowest(scores.dtype, scores.device).expand(*scores.shape[:2], count)
-
-
-@functools.cache
-def _lowest(dtype: torch.dtype, device: torch.device) -> Tensor:
-    with torch.inference_mode(False):
-        return torch.full((1, 1, 1), -torch.inf, dtype=dtype, device=device)
 
 
 def _prepared(
@@ -123,15 +104,9 @@ def _prepared(
     if by_bags(keys):
         padded = F.pad(keys, (0, 0, 0, -rows.count % TILE))
         keys = padded.unflatten(2, (-1, TILE)).squeeze(1).mT
-    if _by_products(values):
-        values = values.mT.clone(memory_format=torch.contiguous_format)  # strides say so, too
-        return keys.contiguous(), values.mT, *maps
+    if values.device.type == "cpu" and not by_bags(values):  # fastest as matrix times column
+        return keys.contiguous(), values.mT.contiguous().mT, *maps
     return keys.contiguous(), values.contiguous(), *maps
-
-
-def _by_products(x: Tensor) -> bool:
-    """A CPU reads other numbers fastest as matrix times column: values have channels first."""
-    return x.device.type == "cpu" and x.itemsize >= 4
 
 
 def _scores(query: Tensor, keys: Tensor) -> Tensor:
@@ -153,11 +128,9 @@ def _scores(query: Tensor, keys: Tensor) -> Tensor:
 
 
 def _weighted_sum(weights: Tensor, values: Tensor) -> Tensor:
-    """weights (N, G, `_slots`) of values, as a window or `_prepared` has them: (N, G, Dv)."""
-    if _by_products(values):  # of whole channels, spare slots and all: they are zeros
-        (heads, _, width), slots = values.shape, values.stride(2)
-        channels = values.as_strided((heads, width, slots), (width * slots, slots, 1))
-        return torch.bmm(channels, weights.mT).mT
-    if not by_bags(values):
-        return torch.bmm(weights, values)
-    return sums_of_tokens(weights, values)
+    """weights (N, G, M) of values (N, M, Dv) in the order of reading that suits them: (N, G, Dv)."""
+    if values.stride(1) == 1 < values.shape[2]:  # channels first
+        return torch.bmm(values.mT, weights.mT).mT
+    if suits(values.device) and (by_bags(values) or weights.shape[1] == 1):
+        return sums_of_tokens(weights, values)
+    return torch.bmm(weights, values)
