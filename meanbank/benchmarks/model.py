@@ -248,8 +248,7 @@ def training_arm(model: MeanbankForCausalLM, ids: Tensor) -> Arm:
 
     def run(_: Any) -> None:
         model.train()
-        loss = model(ids, labels=ids, use_cache=False).loss
-        loss.backward()
+        backward(model, ids)
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
 
@@ -262,10 +261,15 @@ def passes_arm(model: MeanbankForCausalLM, ids: Tensor) -> Arm:
 
     def run(_: Any) -> None:
         model.train()
-        model(ids, labels=ids, use_cache=False).loss.backward()
+        backward(model, ids)
         model.zero_grad(set_to_none=True)
 
     return Arm(run=run)
+
+
+def backward(model: MeanbankForCausalLM, ids: Tensor) -> None:
+    """Gradients of the mean loss, as `meanbank train` takes them."""
+    (model(ids, targets=ids, use_cache=False).loss / ids.numel()).backward()
 
 
 def prefill_arm(model: MeanbankForCausalLM, ids: Tensor) -> Arm:

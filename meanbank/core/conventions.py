@@ -1,4 +1,4 @@
-"""Conventions: what a layer does where its plan leaves a setting open."""
+"""Conventions: what a layer does where its plan leaves a setting open, and what labels mean."""
 
 import dataclasses
 from typing import Literal
@@ -6,6 +6,8 @@ from typing import Literal
 TokenShift = Literal["learned", "none"]
 QKNorm = Literal["per_head", "none"]
 ValueResidual = Literal["gated", "linear", "none"]
+
+IGNORED = -100  # a label that is no target, as in PyTorch
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -7,11 +7,10 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from meanbank.core.conventions import IGNORED
 from meanbank.data.packed import PackedTokens
 from meanbank.data.stages import BatchStage, stage_at
 from meanbank.data.windows import WINDOWS, Pack, Turns
-
-IGNORED = -100
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterable
 from typing import Any, cast
 
 import torch
-import torch.nn.functional as F
 from torch import nn
 
 from meanbank.core.state import State
@@ -71,8 +70,8 @@ class ServingBytes:
 class TrainingBytes:
     """Bytes of a training step of `batch` sequences of `length` tokens.
 
-    activations: most bytes at a time of the pass forward, with logits at all positions and the
-    loss, and of the one back, gradients included. optimizer: what it keeps, see `optimizer_nbytes`.
+    activations: most bytes at a time of the pass forward, with the loss, and of the one back,
+    gradients included. optimizer: what it keeps, see `optimizer_nbytes`.
     """
 
     length: int
@@ -111,8 +110,7 @@ def training_bytes(
     ids = torch.zeros(batch, length, dtype=torch.long, device="meta")
 
     def step() -> None:
-        logits = model(input_ids=ids, use_cache=False).logits
-        F.cross_entropy(logits.flatten(0, 1).float(), ids.flatten()).backward()
+        model(input_ids=ids, targets=ids, use_cache=False).loss.backward()
 
     try:
         activations = peak_of_shapes(step)

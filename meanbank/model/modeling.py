@@ -1,5 +1,6 @@
 """Hugging Face classes: `MeanbankModel` and `MeanbankForCausalLM`."""
 
+import dataclasses
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -11,7 +12,7 @@ from torch.utils.checkpoint import checkpoint
 from transformers import GenerationMixin, PreTrainedModel
 from transformers import initialization as init
 from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutputWithPast
-from transformers.utils import logging
+from transformers.utils import ModelOutput, logging
 
 from meanbank.core.context import Context
 from meanbank.core.record import NOTHING
@@ -39,6 +40,7 @@ from meanbank.model.inputs import (
     one_of,
 )
 from meanbank.model.invariance import each_row, rows_alone
+from meanbank.ops.cross_entropy import cross_entropy, linear_cross_entropy
 
 logger = logging.get_logger(__name__)
 
@@ -307,6 +309,20 @@ class MeanbankModel(MeanbankPreTrainedModel):
         return self.embedding(input_ids)
 
 
+@dataclasses.dataclass
+class TargetLosses(ModelOutput):
+    """What `MeanbankForCausalLM` gives for `targets`.
+
+    loss: the sum of cross-entropies in nats, which has the gradient; losses: (B, T) of each
+    position, without gradient, 0 where ignored.
+    """
+
+    loss: Tensor | None = None
+    losses: Tensor | None = None
+    cache: MeanbankCache | None = None
+    hidden_states: tuple[Tensor, ...] | None = None
+
+
 class MeanbankForCausalLM(MeanbankPreTrainedModel, GenerationMixin):
     """Language model: the backbone and an untied head."""
 
@@ -334,13 +350,17 @@ class MeanbankForCausalLM(MeanbankPreTrainedModel, GenerationMixin):
         past_key_values: MeanbankCache | None = None,
         document_ids: Tensor | None = None,
         num_items_in_batch: Tensor | int | None = None,
+        targets: Tensor | None = None,
         **kwargs: Any,
-    ) -> CausalLMOutputWithPast | tuple:
+    ) -> CausalLMOutputWithPast | TargetLosses | tuple:
         """Logits (B, T or logits_to_keep, vocab_size); see `MeanbankModel.forward`.
 
         labels (B, T): as input_ids, -100 is ignored; they are shifted here, as in any Hugging
         Face model, and the mean cross-entropy in nats is returned as `loss`; given
         num_items_in_batch, the sum divided by that (a trainer's count over accumulated batches).
+        targets (B, T): for training, what each position is to predict, -100 is ignored: returns
+        `TargetLosses` and never has the logits of all positions, which would take more memory than
+        the layers of a long context do.
         """
         output = self.model(
             input_ids=input_ids,
@@ -355,6 +375,20 @@ class MeanbankForCausalLM(MeanbankPreTrainedModel, GenerationMixin):
             **kwargs,
         )
         x = output.last_hidden_state
+        if targets is not None:
+            if labels is not None or targets.shape != x.shape[:2]:
+                raise ValueError(
+                    f"targets must have shape {tuple(x.shape[:2])} and no labels beside them, got "
+                    f"{tuple(targets.shape)}{'' if labels is None else ' and labels'}"
+                )
+            total, losses = self._losses(x.flatten(0, 1), targets.flatten())
+            result = TargetLosses(
+                loss=total,
+                losses=losses.view_as(targets),
+                cache=output.cache,
+                hidden_states=output.hidden_states,
+            )
+            return result if _as_dict(return_dict, self.config) else result.to_tuple()
         if isinstance(logits_to_keep, Tensor):
             x = x[:, logits_to_keep]
         elif logits_to_keep:
@@ -414,6 +448,14 @@ class MeanbankForCausalLM(MeanbankPreTrainedModel, GenerationMixin):
             return logits
         precise = logits.to(torch.promote_types(logits.dtype, torch.float32))
         return (precise / softcap).tanh_() * softcap  # a copy less of the largest tensor there is
+
+    def _losses(self, x: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+        """Cross-entropy of hidden states (N, hidden_size): its sum, and of each (N,)."""
+        head = self.lm_head
+        if type(head) is not nn.Linear or head.bias is not None or head._forward_hooks:
+            return cross_entropy(self._head(x), targets)  # another's head, or logits are watched
+        softcap = self.config.backbone_parts.logit_softcap
+        return linear_cross_entropy(x, head.weight, targets, softcap=softcap)
 
     def _prepare_cache_for_generation(
         self, generation_config, model_kwargs, generation_mode, batch_size, max_cache_length

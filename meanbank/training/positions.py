@@ -1,9 +1,8 @@
-"""The loss of training batches by position, from the logits that a step has anyway."""
+"""The loss of training batches by position, from the losses that a step has anyway."""
 
 from collections.abc import Callable
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from meanbank.data import IGNORED, Batch
@@ -25,18 +24,16 @@ class PositionLosses:
         self.sums = self.counts = torch.zeros(0, dtype=torch.float64)
 
     @torch.no_grad()
-    def add(self, logits: Tensor, batch: Batch) -> None:
-        """Count in logits (B * T, vocabulary) of a batch; they stay as they are."""
+    def add(self, losses: Tensor, batch: Batch) -> None:
+        """Count in the losses (B, T) of a batch."""
         positions, labels = positions_of(batch).contiguous(), batch.labels
         edges = 2 ** torch.arange(1, max(2, (labels.shape[1] - 1).bit_length()))
         buckets = torch.bucketize(positions, edges.to(positions.device), right=True)
         if not len(self.sums):
             self.sums, self.counts = labels.new_zeros(2, len(edges) + 1, dtype=torch.float64)
-        for row, scores in enumerate(logits.unflatten(0, labels.shape)):  # one, to take less memory
-            losses = F.cross_entropy(scores, labels[row], ignore_index=IGNORED, reduction="none")
-            counted = (labels[row] != IGNORED).to(self.counts.dtype)
-            self.sums.index_add_(0, buckets[row], losses.to(self.sums.dtype))
-            self.counts.index_add_(0, buckets[row], counted)
+        counted = labels != IGNORED
+        self.sums.index_add_(0, buckets[counted], losses[counted].to(self.sums.dtype))
+        self.counts += buckets[counted].bincount(minlength=len(self.counts))
 
     def means(self, added_up: Callable[..., list[float]] | None = None) -> dict[str, float]:
         """Mean losses as metrics: `loss_at/4-7`, for buckets that have targets.

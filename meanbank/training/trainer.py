@@ -10,12 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from meanbank.core.errors import one_line
 from meanbank.core.progress import progress
-from meanbank.data import IGNORED, Batch
+from meanbank.data import Batch
 from meanbank.data.ahead import Share, batches_ahead
 from meanbank.evaluation import BitsPerByte, Subject, run_evaluation
 from meanbank.model import MeanbankForCausalLM
@@ -378,11 +377,12 @@ def language_loss(
     With the batch's own number of targets it is their mean; with that of a larger batch, the part
     of its mean that these rows are. positions: takes the losses by position, too.
     """
-    logits = model(
-        input_ids=batch.input_ids, document_ids=batch.document_ids, use_cache=False
-    ).logits
-    logits = logits.flatten(0, 1).to(torch.promote_types(logits.dtype, torch.float32))
+    output = model(
+        input_ids=batch.input_ids,
+        document_ids=batch.document_ids,
+        targets=batch.labels,
+        use_cache=False,
+    )
     if positions is not None:
-        positions.add(logits, batch)
-    total = F.cross_entropy(logits, batch.labels.flatten(), ignore_index=IGNORED, reduction="sum")
-    return total / targets
+        positions.add(output.losses, batch)
+    return output.loss / targets

@@ -175,8 +175,7 @@ def _check_peaks(config: MeanbankConfig) -> None:
 
 
 def backward(model: MeanbankForCausalLM, ids: torch.Tensor) -> None:
-    logits = model(ids, use_cache=False).logits
-    F.cross_entropy(logits.flatten(0, 1), ids.flatten()).backward()
+    model(ids, targets=ids, use_cache=False).loss.backward()
 
 
 LARGE = {"type": "kvm", "chunk_size": 512, "budget": {"type": "power_law", "factor": 8}}

@@ -128,7 +128,7 @@ def _scores(query: Tensor, keys: Tensor) -> Tensor:
 
 
 def _weighted_sum(weights: Tensor, values: Tensor) -> Tensor:
-    """weights (N, G, M) of values (N, M, Dv) in the order of reading that suits them: (N, G, Dv)."""
+    """weights (N, G, M) of values (N, M, Dv), read in the order that suits them: (N, G, Dv)."""
     if values.stride(1) == 1 < values.shape[2]:  # channels first
         return torch.bmm(values.mT, weights.mT).mT
     if suits(values.device) and (by_bags(values) or weights.shape[1] == 1):
