@@ -4,7 +4,6 @@ import json
 
 import pytest
 import torch
-import torch.nn.functional as F
 import yaml
 
 from meanbank import MeanbankConfig, MeanbankForCausalLM
