@@ -130,6 +130,25 @@ def test_heat_maps(figures) -> None:
     assert panels[2].get_yticklabels()[1].get_text() == "0.25"
 
 
+def test_fields_of_a_heat_map_stand_in_order_whatever_is_missing(study: Path) -> None:
+    """Depths are drawn at random: a length may lack the first of them, and an arm a length."""
+    places = {
+        "full": [(512, 0.5), (4096, 0.2), (1024, 0.7)],
+        "window": [(512, 0.5)],
+        "kvm": [(2048, 0.1), (1024, 0.9)],
+    }
+    for arm, found in places.items():
+        depths = [{"task": "x", "length": n, "depth": d, "score": 1} for n, d in found]
+        for run in (study / "runs" / f"needle_{arm}").glob("seed-*"):
+            write_evaluation(run, "ruler", "ruler", {"rows": [], "depths": depths}, {})
+    document = study_document(load_study(study))
+    (figure,) = (f for f in figures_of(document) if f.name == "needle-ruler-depths-x")
+    panels = [axes for axes in drawn(figure).axes if axes.images]
+    assert [text.get_text() for text in panels[-1].get_xticklabels()] == ["512", "1K", "2K", "4K"]
+    depths = ["0.1", "0.2", "0.5", "0.7", "0.9"]
+    assert [text.get_text() for text in panels[0].get_yticklabels()] == depths
+
+
 def test_training_against_tokens_flops_and_time(figures) -> None:
     figure = figures["bank-training"]
     panels = drawn(figure).axes

@@ -37,16 +37,25 @@ class Cell:
     seeds: int
 
 
+@dataclass(frozen=True, kw_only=True)
+class _Grid:
+    """Cells, and the names of all rows and columns in order."""
+
+    cells: list[Cell]
+    rows: list[str]
+    columns: list[str]
+
+
 def depth_by_length(group: Group, looks: Looks) -> Iterator[Figure]:
     """How well is found what stands at some depth of a prompt of some length, a panel an arm."""
     for title in group.titles("ruler"):
         evaluations = [one for arm in group.arms for _, one in arm.evaluations(title)]
         rows = [row for one in evaluations for row in as_objects(one.results.get("depths"))]
         for task in dict.fromkeys(str(row.get("task", "")) for row in rows):
-            cells = _cells(group, title, lambda one, task=task: _depths(one.results, task))
+            grid = _grid(group, title, lambda one, task=task: _depths(one.results, task))
             yield from _heat_figure(
                 group,
-                cells,
+                grid,
                 name=figure_name(group, title, "depths", task),
                 title=f"Depth by length: {task}",
                 caption=f"Score of {task} by the depth at which the answer stands in the prompt "
@@ -59,10 +68,10 @@ def depth_by_length(group: Group, looks: Looks) -> Iterator[Figure]:
 def distance_by_length(group: Group, looks: Looks) -> Iterator[Figure]:
     """Recall by the distance from the question back to the pair, a panel an arm."""
     for title in group.titles("mqar"):
-        cells = _cells(group, title, lambda one: _distances(one.results))
+        grid = _grid(group, title, lambda one: _distances(one.results))
         yield from _heat_figure(
             group,
-            cells,
+            grid,
             name=figure_name(group, title, "distances"),
             title=f"Distance by length: {title}",
             caption="Accuracy by the tokens between a pair and its question, and by the length of "
@@ -96,18 +105,24 @@ def _distances(results: Mapping[str, Any]) -> dict[_Key, float]:
     return found
 
 
-def _cells(group: Group, title: str, read: Any) -> list[Cell]:
+def _grid(group: Group, title: str, read: Any) -> _Grid:
     found = over_seeds(group, title, read)
-    return [
+    cells = [
         Cell(arm=arm, row=row[-1], column=column[-1], **values)
         for arm, line in found.items()
         for (row, column), values in sorted(line.items())
     ]
+    keys = {key for line in found.values() for key in line}  # an arm need not have all
+    rows, columns = (
+        list(dict.fromkeys(name for *_, name in sorted({key[axis] for key in keys})))
+        for axis in (0, 1)
+    )
+    return _Grid(cells=cells, rows=rows, columns=columns)
 
 
 def _heat_figure(
     group: Group,
-    cells: list[Cell],
+    found: _Grid,
     *,
     name: str,
     title: str,
@@ -115,11 +130,10 @@ def _heat_figure(
     columns: dict[str, str],
     axes_names: tuple[str, str],
 ) -> Iterator[Figure]:
+    cells, rows, fields = found.cells, found.rows, found.columns
     if not cells:
         return
     arms = list(dict.fromkeys(cell.arm for cell in cells))
-    rows = list(dict.fromkeys(cell.row for cell in cells))
-    fields = list(dict.fromkeys(cell.column for cell in cells))
     across = 2 if len(arms) > 1 and len(fields) <= 5 else 1
     lines = -(-len(arms) // across)
 
