@@ -10,6 +10,19 @@ from meanbank.model.cache import MeanbankCache
 from meanbank.model.config import MeanbankConfig
 
 
+def check_targets(
+    targets: Tensor, tokens: Tensor | None, labels: Tensor | None, logits_to_keep: int | Tensor
+) -> None:
+    """Raise ValueError for targets that are not one a token, or with what asks for logits."""
+    if labels is not None or isinstance(logits_to_keep, Tensor) or logits_to_keep:
+        raise ValueError("targets give losses and no logits: leave out labels and logits_to_keep")
+    if tokens is not None and targets.shape != tokens.shape[:2]:
+        raise ValueError(
+            f"targets must have shape {tuple(tokens.shape[:2])}, one a token, got "
+            f"{tuple(targets.shape)}"
+        )
+
+
 def check_token_ids(input_ids: Tensor, vocabulary: int) -> None:
     """Integers (B, T) within the vocabulary, at least one."""
     if input_ids.ndim != 2 or input_ids.numel() == 0:

@@ -34,6 +34,7 @@ from meanbank.model.inputs import (
     check_cache,
     check_documents,
     check_positions,
+    check_targets,
     check_token_ids,
     check_unknown,
     new_columns,
@@ -359,9 +360,12 @@ class MeanbankForCausalLM(MeanbankPreTrainedModel, GenerationMixin):
         Face model, and the mean cross-entropy in nats is returned as `loss`; given
         num_items_in_batch, the sum divided by that (a trainer's count over accumulated batches).
         targets (B, T): for training, what each position is to predict, -100 is ignored: returns
-        `TargetLosses` and never has the logits of all positions, which would take more memory than
-        the layers of a long context do.
+        `TargetLosses` and never has the logits of all positions (unless `lm_head` was replaced or
+        has hooks, which want them).
         """
+        if targets is not None:
+            tokens = input_ids if inputs_embeds is None else inputs_embeds
+            check_targets(targets, tokens, labels, logits_to_keep)
         output = self.model(
             input_ids=input_ids,
             attention_mask=attention_mask,
@@ -376,19 +380,8 @@ class MeanbankForCausalLM(MeanbankPreTrainedModel, GenerationMixin):
         )
         x = output.last_hidden_state
         if targets is not None:
-            if labels is not None or targets.shape != x.shape[:2]:
-                raise ValueError(
-                    f"targets must have shape {tuple(x.shape[:2])} and no labels beside them, got "
-                    f"{tuple(targets.shape)}{'' if labels is None else ' and labels'}"
-                )
-            total, losses = self._losses(x.flatten(0, 1), targets.flatten())
-            result = TargetLosses(
-                loss=total,
-                losses=losses.view_as(targets),
-                cache=output.cache,
-                hidden_states=output.hidden_states,
-            )
-            return result if _as_dict(return_dict, self.config) else result.to_tuple()
+            losses = self._target_losses(output, targets)
+            return losses if _as_dict(return_dict, self.config) else losses.to_tuple()
         if isinstance(logits_to_keep, Tensor):
             x = x[:, logits_to_keep]
         elif logits_to_keep:
@@ -449,13 +442,19 @@ class MeanbankForCausalLM(MeanbankPreTrainedModel, GenerationMixin):
         precise = logits.to(torch.promote_types(logits.dtype, torch.float32))
         return (precise / softcap).tanh_() * softcap  # a copy less of the largest tensor there is
 
-    def _losses(self, x: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-        """Cross-entropy of hidden states (N, hidden_size): its sum, and of each (N,)."""
-        head = self.lm_head
-        if type(head) is not nn.Linear or head.bias is not None or head._forward_hooks:
-            return cross_entropy(self._head(x), targets)  # another's head, or logits are watched
-        softcap = self.config.backbone_parts.logit_softcap
-        return linear_cross_entropy(x, head.weight, targets, softcap=softcap)
+    def _target_losses(self, output: Any, targets: Tensor) -> TargetLosses:
+        x, flat, head = output.last_hidden_state.flatten(0, 1), targets.flatten(), self.lm_head
+        if _is_plain(head):
+            softcap = self.config.backbone_parts.logit_softcap
+            total, losses = linear_cross_entropy(x, head.weight, flat, softcap=softcap)
+        else:
+            total, losses = cross_entropy(self._head(x), flat)
+        return TargetLosses(
+            loss=total,
+            losses=losses.view_as(targets),
+            cache=output.cache,
+            hidden_states=output.hidden_states,
+        )
 
     def _prepare_cache_for_generation(
         self, generation_config, model_kwargs, generation_mode, batch_size, max_cache_length
@@ -478,6 +477,12 @@ class MeanbankForCausalLM(MeanbankPreTrainedModel, GenerationMixin):
             model_kwargs["cache"] = given
             if generation_config.prefill_chunk_size is None and "inputs_embeds" not in model_kwargs:
                 generation_config.prefill_chunk_size = PREFILL_CHUNK
+
+
+def _is_plain(head: nn.Module) -> bool:
+    """Whether its weight is all there is to a head: not an adapter, and nobody watches it."""
+    own = head._forward_hooks or head._forward_pre_hooks or "forward" in vars(head)
+    return type(head) is nn.Linear and head.bias is None and not own
 
 
 def _as_dict(return_dict: bool | None, config: MeanbankConfig) -> bool | None:

@@ -187,10 +187,16 @@ def test_a_head_that_is_replaced_or_watched_is_asked():
     torch.testing.assert_close(output.losses, torch.full((1, 9), 40.0).log())
 
 
-@pytest.mark.parametrize("settings", [{"targets": (1, 8)}, {"targets": (1, 9), "labels": (1, 9)}])
-def test_targets_that_do_not_fit(settings):
+@pytest.mark.parametrize(
+    ("targets", "settings", "message"),
+    [
+        ((1, 8), {}, r"targets must have shape \(1, 9\), one a token, got \(1, 8\)"),
+        ((1, 9), {"labels": torch.zeros(1, 9, dtype=torch.long)}, "leave out labels"),
+        ((1, 9), {"logits_to_keep": 1}, "and logits_to_keep"),
+    ],
+)
+def test_targets_that_do_not_fit(targets, settings, message):
     model = small_model("nanochat")
     ids = torch.zeros(1, 9, dtype=torch.long)
-    settings = {name: torch.zeros(shape, dtype=torch.long) for name, shape in settings.items()}
-    with pytest.raises(ValueError, match=r"targets must have shape \(1, 9\) and no labels"):
-        model(ids, **settings)
+    with pytest.raises(ValueError, match=message):
+        model(ids, targets=torch.zeros(targets, dtype=torch.long), **settings)
