@@ -46,7 +46,8 @@ def outcome(verdict: Verdict) -> str:
         word = {None: UNDECIDED, 1: claimed}.get(_side(verdict), NOT_SEEN)
     elif word == DOES_NOT_HOLD:
         word = _fallen(verdict)
-    few = word not in (NOT_SEEN, UNDECIDED, NOT_MEASURED) and count < FEW_SEEDS
+    few = FEWEST_SEEDS <= count < FEW_SEEDS  # with fewer, what is decided is of models as they are
+    few = few and word not in (NOT_SEEN, UNDECIDED, NOT_MEASURED)
     return f"{SUGGESTIVE * few}{word}"
 
 

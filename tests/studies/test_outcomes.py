@@ -64,6 +64,21 @@ def test_of_claims_about_each_seed(claim, differences, expected):
     assert found(claim, differences, each=True) == expected
 
 
+@pytest.mark.parametrize(
+    ("claim", "expected"),
+    [("x(a) > 0.5", "holds"), ("x(a) - x(b) > 0", "holds"), ("x(b) > x(a)", "reversed")],
+)
+def test_one_value_of_models_as_they_are_is_not_few_seeds(claim, expected):
+    """The page of its study says the same."""
+    runs = [
+        RunScores(arm=arm, seed=0, existing=True, scores={"x": score})
+        for arm, score in (("a", 0.9), ("b", 0.4))
+    ]
+    (verdict,) = judge([ClaimSpec(claim=claim, each=True)], runs)
+    assert not verdict.verdict.startswith(SUGGESTIVE)
+    assert outcome(verdict) == expected
+
+
 def test_there_is_a_word_of_each_and_none_besides():
     seen = {expected.removeprefix(SUGGESTIVE) for _, _, expected in CASES + EACH}
     assert seen | {f"{SUGGESTIVE}..."} == OUTCOMES.keys()
