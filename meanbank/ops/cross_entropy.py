@@ -122,7 +122,7 @@ def _piece(
     right, top = logits.gather(1, index), logits.amax(dim=-1, keepdim=True)
     chances = logits.sub_(top).exp_()
     total = chances.sum(dim=-1, keepdim=True)
-    losses = (total.log() + top - right).masked_fill_(ignored, 0)[:, 0]
+    losses = (total.log() + (top - right)).masked_fill_(ignored, 0)[:, 0]
     if not wanted:
         return losses, chances
     gradient = chances.div_(total)

@@ -71,6 +71,14 @@ def test_no_worse_than_the_specification_in_its_dtype(dtype, softcap):
         assert error <= 2 * other + 1e-6 * true.norm()
 
 
+def test_the_loss_of_what_is_nearly_certain_is_precise():
+    """A loss of 5e-5 beside logits of 300: no digits are lost to their size."""
+    weight = torch.eye(2)
+    hidden = torch.tensor([[300.0, 290.0]])
+    _, losses = linear_cross_entropy(hidden, weight, torch.tensor([0]))
+    torch.testing.assert_close(losses.item(), 4.5398e-5, rtol=2e-3, atol=0)
+
+
 @pytest.mark.parametrize("softcap", SOFTCAPS)
 def test_autocast(softcap):
     arguments = operands(64, vocabulary=50, width=32, dtype=torch.float32)
