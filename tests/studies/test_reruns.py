@@ -16,6 +16,8 @@ ARMS = {
     "quick": ("kvm_sqrt", "kvm_fixed"),
     "kvm": ("kvm_sqrt", "kvm_8"),
     "bov": ("bank", "standard"),
+    "bov_tokens": ("bank_2m", "standard_2m"),
+    "bov_rates": ("bank_g1_t15", "standard_m02_e3"),
     "both": ("league_sqrt", "league_sliding"),
 }
 SEEDS = [101, 102, 103]
