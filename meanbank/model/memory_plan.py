@@ -4,11 +4,13 @@ What stays (weights, tables, the states of all layers) comes from shapes in clos
 only there during a call is counted by `peak_of_shapes`. Nothing is allocated.
 """
 
+import contextlib
 import dataclasses
 import functools
 import itertools
 import math
 from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager
 from typing import Any, cast
 
 import torch
@@ -18,7 +20,7 @@ from meanbank.core.state import State
 from meanbank.model.attention import SoftmaxAttention
 from meanbank.model.block import Block
 from meanbank.model.cache import MeanbankCache
-from meanbank.model.memory_trace import peak_of_shapes
+from meanbank.model.memory_trace import FlashAttention, peak_of_shapes
 from meanbank.model.modeling import PREFILL_CHUNK, MeanbankForCausalLM
 from meanbank.model.roles import Role, role_of
 
@@ -104,10 +106,21 @@ def serving_bytes(model: MeanbankForCausalLM, context: int, batch: int = 1) -> S
 
 
 def training_bytes(
-    model: MeanbankForCausalLM, length: int, batch: int, optimizer: int = 0
+    model: MeanbankForCausalLM,
+    length: int,
+    batch: int,
+    optimizer: int = 0,
+    *,
+    checkpointing: bool = False,
 ) -> TrainingBytes:
-    """What a training step needs; optimizer: what `optimizer_nbytes` counted."""
+    """What a training step needs; optimizer: what `optimizer_nbytes` counted.
+
+    checkpointing: only what goes into a block is kept, the rest computed again for the pass back.
+    """
     ids = torch.zeros(batch, length, dtype=torch.long, device="meta")
+    if checkpointing:
+        model.train()  # which is when it applies
+        model.activation_checkpointing_enable({"context_fn": _first_and_again})
 
     def step() -> None:
         model(input_ids=ids, targets=ids, use_cache=False).loss.backward()
@@ -116,6 +129,8 @@ def training_bytes(
         activations = peak_of_shapes(step)
     finally:
         model.zero_grad(set_to_none=True)
+        if checkpointing:
+            model.activation_checkpointing_disable()
     return TrainingBytes(
         length=length,
         batch=batch,
@@ -124,6 +139,10 @@ def training_bytes(
         activations=activations,
         optimizer=optimizer,
     )
+
+
+def _first_and_again() -> tuple[AbstractContextManager, AbstractContextManager]:
+    return contextlib.nullcontext(), FlashAttention()
 
 
 def optimizer_nbytes(groups: Iterable[dict[str, Any]]) -> int:

@@ -20,7 +20,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 def peak_of_shapes(function: Callable[[], Any]) -> int:
     """Most bytes of new tensors of the meta device that are alive at a time within `function`."""
-    with _Count() as count, _FlashAttention():
+    with _Count() as count, FlashAttention():
         function()
     return count.highest
 
@@ -68,8 +68,11 @@ def _tensors(items: Iterable[Any]) -> Iterator[Tensor]:
             yield from _tensors(item)
 
 
-class _FlashAttention(TorchFunctionMode):
-    """On the meta device PyTorch would take the kernel that holds all scores."""
+class FlashAttention(TorchFunctionMode):
+    """On the meta device PyTorch would take the kernel that holds all scores.
+
+    `Tensor.backward` leaves the mode: what computes again within it has to enter one of its own.
+    """
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
         if func is F.scaled_dot_product_attention:

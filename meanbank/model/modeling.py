@@ -1,6 +1,7 @@
 """Hugging Face classes: `MeanbankModel` and `MeanbankForCausalLM`."""
 
 import dataclasses
+import functools
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -122,7 +123,8 @@ class MeanbankPreTrainedModel(PreTrainedModel):
                 "use_reentrant=True does not apply: blocks read x0 and the values of other layers, "
                 "whose gradients re-entrant checkpoints lose; leave it out"
             )
-        super()._set_gradient_checkpointing(enable, gradient_checkpointing_func, every_n_layers)
+        never = functools.partial(gradient_checkpointing_func, use_reentrant=False)
+        super()._set_gradient_checkpointing(enable, never, every_n_layers)
 
     @torch.no_grad()
     @init.guard_torch_init_functions()

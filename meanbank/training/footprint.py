@@ -100,10 +100,15 @@ def plan_footprint(
         model = empty_model(run.model_config(vocabulary(run)))
         training = None
         if train_length is not None:
-            groups = run.training.recipe.optimizer(model, run.training.steps).param_groups
-            kept = optimizer_nbytes(groups)
-            sequences = -(-run.data.batch_size // run.training.accumulation)
-            training = training_bytes(model, train_length, sequences, kept)
+            settings = run.training
+            groups = settings.recipe.optimizer(model, settings.steps).param_groups
+            training = training_bytes(
+                model,
+                train_length,
+                -(-run.data.batch_size // settings.accumulation),
+                optimizer_nbytes(groups),
+                checkpointing=settings.checkpointing == "blocks",
+            )
         nn.Module.to(model, served)
         largest = None if budget is None else largest_context(model, budget, batch)
         footprints.append(

@@ -104,6 +104,9 @@ def test_re_entrant_checkpoints_are_refused():
     with pytest.raises(ValueError, match="use_reentrant=True does not apply"):
         model.activation_checkpointing_enable({"use_reentrant": True})
     assert not model.is_activation_checkpointing
+    for settings in (None, {}, {"preserve_rng_state": False}, {"use_reentrant": False}):
+        model.activation_checkpointing_enable(settings)
+        assert model.model.layers[0]._gradient_checkpointing_func.keywords["use_reentrant"] is False
     with pytest.warns(FutureWarning):  # the older name
         model.gradient_checkpointing_enable({"use_reentrant": False})
     assert model.is_activation_checkpointing

@@ -168,9 +168,14 @@ def _check_peaks(config: MeanbankConfig) -> None:
         assert nbytes_of_call(empty, seen, length, BATCH) == pytest.approx(found, rel=0.1)
 
     ids = torch.randint(0, 300, (BATCH, 100))
-
+    kept, again = (training_bytes(empty, 100, BATCH, checkpointing=c) for c in (False, True))
+    assert not empty.is_activation_checkpointing
     found = peak_bytes(lambda: backward(model, ids), Machine())
-    assert training_bytes(empty, 100, BATCH).activations == pytest.approx(found, rel=0.1)
+    assert kept.activations == pytest.approx(found, rel=0.1)
+    model.train().activation_checkpointing_enable()
+    model.zero_grad()
+    found = peak_bytes(lambda: backward(model, ids), Machine())
+    assert again.activations == pytest.approx(found, rel=0.1)
 
 
 def backward(model: MeanbankForCausalLM, ids: torch.Tensor) -> None:
@@ -324,6 +329,17 @@ def test_the_command_line(config, tmp_path, capsys):
     assert found["plan"]["largest_context"] > found["full_attention"]["largest_context"]
     assert found["plan"]["training"]["total"] > found["plan"]["training"]["activations"] > 0
     assert found["break_even"][0]["context"] > 0
+
+
+def test_the_command_line_plans_the_runs_checkpointing(config, tmp_path):
+    activations = []
+    for checkpointing in ("none", "blocks"):
+        out = tmp_path / f"{checkpointing}.json"
+        setting = f"training.checkpointing={checkpointing}"
+        assert run("plan", config, "--set", setting, "--train-length=1K", "--json", str(out)) == 0
+        found = json.loads(out.read_text())["footprint"]
+        activations.append(found["plan"]["training"]["activations"])
+    assert activations[1] < 0.7 * activations[0]
 
 
 def test_without_sizes_the_plan_is_as_before(config, tmp_path, capsys):
