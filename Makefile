@@ -11,7 +11,7 @@ BIN   := .venv/bin
 STAMP := .venv/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo bench test format lint types wheel check clean
+.PHONY: help setup demo bench docs test format lint types wheel check clean
 
 help: ## list the targets
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /  make \1|/' | column -t -s '|'
@@ -45,6 +45,10 @@ bench: setup ## time operators, layers and models side by side (hours): tables i
 		$(BENCH)/trajectory.jsonl $(BENCH)/training.jsonl $(BENCH)/serving.jsonl --markdown > $(BENCH)/tables.md
 	@echo "tables as Markdown: $(BENCH)/tables.md"
 
+docs: setup ## build the site of documentation: docs/_build/html
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[docs]'
+	$(BIN)/python -m sphinx --quiet --fail-on-warning docs docs/_build/html
+
 test: setup ## run the tests
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS)
 
@@ -65,5 +69,5 @@ wheel: setup ## build the wheel and use it outside the checkout
 check: lint types test wheel ## everything that CI checks
 
 clean: ## remove .venv, caches and build outputs (runs/ stays)
-	rm -rf .venv .cache dist .pytest_cache .ruff_cache .hypothesis
+	rm -rf .venv .cache dist docs/_build .pytest_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

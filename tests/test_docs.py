@@ -54,8 +54,7 @@ def anchors(text: str) -> set[str]:
 
 @pytest.mark.parametrize("name", PAGES)
 def test_links_lead_somewhere(name):
-    text = re.sub(r'<img src="([^"]+)"', r"](\1)", PAGES[name])
-    for link in re.findall(r"\]\((?!https?:)([^)]+)\)", text):
+    for link in re.findall(r"\]\((?!https?:)([^)]+)\)", PAGES[name]):
         file, _, anchor = link.partition("#")
         path = (ROOT / name).parent / file if file else ROOT / name
         assert path.exists(), link
@@ -63,5 +62,6 @@ def test_links_lead_somewhere(name):
 
 
 def test_every_page_is_in_the_readme():
-    for name in PAGES:
-        assert name in ("README.md", "CHANGELOG.md") or f"]({name})" in PAGES["README.md"], name
+    others = {"README.md", "CHANGELOG.md", "docs/index.md", "docs/reference.md"}  # of the site
+    for name in PAGES.keys() - others:
+        assert f"]({name})" in PAGES["README.md"], name
