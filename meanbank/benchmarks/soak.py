@@ -2,6 +2,7 @@
 
 import ctypes
 import dataclasses
+import os
 import tempfile
 import time
 from collections.abc import Iterator
@@ -22,7 +23,6 @@ from meanbank.core.config import choose
 from meanbank.core.progress import progress
 from meanbank.model import MeanbankCache, MeanbankForCausalLM
 
-PAGE = 4096  # bytes
 WARM = 4  # pieces, after which the process has what it will have
 
 
@@ -148,4 +148,4 @@ def resident_bytes() -> int | None:
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:
         trim(0)
-    return int(path.read_text().split()[1]) * PAGE
+    return int(path.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")

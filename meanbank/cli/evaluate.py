@@ -5,6 +5,7 @@ from typing import Annotated, Any, Literal
 
 import tyro
 
+from meanbank.cli.overrides import Overrides, listed
 from meanbank.cli.tables import console, table
 
 
@@ -12,7 +13,7 @@ def evaluate(
     model: Annotated[str, tyro.conf.Positional],
     /,
     task: str = "",
-    set: tuple[str, ...] = (),
+    set: Overrides = (),
     data: str | None = None,
     out: Path | None = None,
     records: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False,
@@ -36,7 +37,8 @@ def evaluate(
             rows are used; position-probe, how much position stored keys tell; serving, tokens a
             second and bytes held. With other memories than in training: changed, which does another
             evaluation (changed.budget.type=fixed changed.evaluation.type=bpb). To look at: samples.
-        set: settings TASK.SETTING=VALUE, such as bpb.max_tokens=100000 recall.sequences=64.
+        set: settings TASK.SETTING=VALUE, such as bpb.max_tokens=100000 recall.sequences=64; takes
+            several, and may be repeated.
         data: texts, a source as for training (data.source), in place of the run's own; the
             held-out documents of it are read.
         out: a folder for results. Default: RUN/evaluations, for other models
@@ -51,11 +53,12 @@ def evaluate(
     from meanbank.studies.evaluations import evaluate, fitting_tasks, open_evaluated, read_tasks
 
     names = [name.strip() for name in task.split(",") if name.strip()]
-    tasks = read_tasks(names, set if names else ())  # whatever is wrong there is told at once
+    changes = listed(set)
+    tasks = read_tasks(names, changes if names else ())  # whatever is wrong there is told at once
     found = open_evaluated(
         model, device=device, bank_storage=bank_storage, data=data, out=out, bos=bos
     )
-    tasks = tasks or read_tasks(fitting_tasks(found.subject), set)
+    tasks = tasks or read_tasks(fitting_tasks(found.subject), changes)
     for result in evaluate(found, tasks, keep_records=records):
         print_result(result)
     return 0

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import tyro
 
 from meanbank.cli.amounts import bytes_of, tokens_of
+from meanbank.cli.overrides import Overrides, listed
 from meanbank.cli.tables import table
-from meanbank.cli.train import Overrides
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -66,7 +66,7 @@ def plan(
     sizes = _sizes(context, batch, dtype, budget, train_length)
 
     footprint = None
-    overrides = [override for group in set for override in group]
+    overrides = listed(set)
     if (match is None) != (by is None):
         raise ValueError("--match and --by belong together: what to compare with, and by what")
     if match is not None and by is not None:

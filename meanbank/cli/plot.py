@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 import tyro
 
-from meanbank.cli.train import Overrides
+from meanbank.cli.overrides import Overrides, listed
 
 
 def plot_mask(
@@ -37,7 +37,7 @@ def plot_mask(
     from meanbank.training import load_config
 
     numbers = _beside(out, force)
-    settings = load_config(config, [override for group in set for override in group])
+    settings = load_config(config, listed(set))
     seen = visibility(settings.model_config(vocab_size=2), tokens, layer)
     panels = [MaskPanel(layers=v.layers, memory=v.memory, forms=v.forms) for v in seen]
     words = draw_mask(panels, FORMS, out)

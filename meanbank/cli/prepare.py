@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import tyro
 
-from meanbank.cli.train import Overrides
+from meanbank.cli.overrides import Overrides, listed
 
 if TYPE_CHECKING:
     from meanbank.data import DataConfig, Part
@@ -30,7 +30,7 @@ def prepare(
     """
     from meanbank.data import prepare_corpus
 
-    config = _data_config(what, [override for group in set for override in group])
+    config = _data_config(what, listed(set))
     started = time.monotonic()
     corpus = prepare_corpus(config, workers=workers)
     seconds = time.monotonic() - started

@@ -8,17 +8,14 @@ from typing import TYPE_CHECKING, Annotated
 
 import tyro
 
+from meanbank.cli.overrides import Overrides, listed
 from meanbank.cli.tables import console, table
-from meanbank.cli.train import Overrides
 
 if TYPE_CHECKING:
     from meanbank.studies.engine import Outcome
     from meanbank.studies.resolve import Arm
 
 Arms = Annotated[str, tyro.conf.arg(metavar="ARM,ARM")]
-Parameters = Annotated[
-    tyro.conf.UseAppendAction[tuple[tuple[str, ...], ...]], tyro.conf.arg(metavar="KEY=VALUE")
-]
 
 
 def run_study(
@@ -30,7 +27,7 @@ def run_study(
     only: Arms = "",
     tuning: bool = True,
     force: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False,
-    slurm: Parameters = (),
+    slurm: Overrides = (),
 ) -> int:
     """Train and evaluate the arms of a study, with every seed, and report; what is finished stays.
 
@@ -52,12 +49,12 @@ def run_study(
     from meanbank.studies.launch import Processes, Slurm
     from meanbank.studies.resolve import load_study
 
-    resolved = load_study(study, [override for group in set for override in group])
+    resolved = load_study(study, listed(set))
     folder = out or Path("runs") / resolved.name
     if slurm and jobs is not None:
         raise ValueError("--jobs is of processes here: with --slurm, give array_parallelism=N")
     launcher = (
-        Slurm(folder / ".slurm", _parameters([pair for group in slurm for pair in group]))
+        Slurm(folder / ".slurm", _parameters(listed(slurm)))
         if slurm
         else Processes(min(4, os.cpu_count() or 1) if jobs is None else jobs)
     )
@@ -99,7 +96,7 @@ def show_study(study: Annotated[str, tyro.conf.Positional], /, set: Overrides = 
     """
     from meanbank.studies.resolve import load_study
 
-    resolved = load_study(study, [override for group in set for override in group])
+    resolved = load_study(study, listed(set))
     out = console()
     out.print(f"{resolved.title}\n{resolved.description}".strip(), markup=False)
     jobs, tokens, flops = 0, 0, 0.0
@@ -161,13 +158,13 @@ STUDY = {"run": run_study, "report": report, "show": show_study, "job": run_job}
 
 def _parameters(pairs: list[str]) -> dict[str, object]:
     """`KEY=VALUE` with YAML values."""
-    import yaml
+    from meanbank.core.config import yaml_value
 
     for pair in pairs:
         if not pair.partition("=")[0] or "=" not in pair:
             raise ValueError(f"--slurm takes settings such as partition=gpu, got {pair!r}")
     split = [pair.partition("=") for pair in pairs]
-    return {key.removeprefix("slurm_"): yaml.safe_load(value) for key, _, value in split}
+    return {key.removeprefix("slurm_"): yaml_value(value) for key, _, value in split}
 
 
 def _costs(

@@ -6,9 +6,7 @@ from typing import Annotated
 
 import tyro
 
-Overrides = Annotated[
-    tyro.conf.UseAppendAction[tuple[tuple[str, ...], ...]], tyro.conf.arg(metavar="KEY=VALUE")
-]
+from meanbank.cli.overrides import Overrides, listed
 
 
 def train(
@@ -34,7 +32,7 @@ def train(
     from meanbank.training.ranks import together
 
     with together() as ranks:
-        settings = load_config(config, [override for group in set for override in group])
+        settings = load_config(config, listed(set))
         folder = out or Path("runs") / Path(config).stem
         if resume and force:
             raise ValueError("--resume and --force exclude each other")

@@ -7,6 +7,7 @@ from typing import Any
 import yaml
 from yaml.composer import ComposerError
 
+from meanbank.core.config import NO_YAML
 from meanbank.core.errors import one_line
 
 NAMES_TOLD = 8
@@ -62,5 +63,5 @@ def read_yaml(kind: str, path: Path) -> Any:
         return yaml.load(path.read_text(encoding="utf-8"), _Loader)
     except OSError as error:
         raise ValueError(f"cannot read the {kind} {path}: {error.strerror}") from None
-    except (yaml.YAMLError, ValueError, RecursionError) as error:
+    except NO_YAML as error:
         raise ValueError(f"{path} is not valid YAML: {one_line(error)}") from None

@@ -19,6 +19,9 @@ import yaml
 
 from meanbank.core.errors import one_line
 
+# what PyYAML raises: of tags such as `!!bool maybe`, and of a date that is none, whatever comes up
+NO_YAML = (yaml.YAMLError, ValueError, LookupError, AttributeError, TypeError, RecursionError)
+
 
 def choose(kind: str, name: Any, choices: typing.Iterable[str]) -> str:
     """Return `name` if it is one of `choices`, or raise a ValueError with the nearest one first."""
@@ -184,6 +187,18 @@ def _build_scalar(target: type, value: Any, path: str) -> Any:
     raise ValueError(f"{path} must be of type {target.__name__}, got {value!r}")
 
 
+def yaml_value(text: str, override: str | None = None) -> Any:
+    """What a YAML text says; ValueError, in one line, where it says nothing.
+
+    override: the whole that it stands in, for the message.
+    """
+    try:
+        return yaml.safe_load(text)
+    except NO_YAML as error:
+        told = repr(text) if override is None else f"the value of {override!r}"
+        raise ValueError(f"{told} is not YAML: {one_line(error)}") from None
+
+
 def apply_override(settings: dict, override: str) -> None:
     """Change plain settings in place as `a.b.0.c=value` says; the value is YAML.
 
@@ -192,10 +207,7 @@ def apply_override(settings: dict, override: str) -> None:
     key, equals, text = override.partition("=")
     if not equals or not key:
         raise ValueError(f"an override must look like training.steps=100, got {override!r}")
-    try:
-        value = yaml.safe_load(text)
-    except (yaml.YAMLError, ValueError, RecursionError) as error:  # a date that is none, too
-        raise ValueError(f"the value of {override!r} is not YAML: {one_line(error)}") from None
+    value = yaml_value(text, override)
     node: Any = settings
     *parents, last = key.split(".")
     for depth, name in enumerate(parents):

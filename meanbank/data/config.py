@@ -3,6 +3,7 @@
 import dataclasses
 import itertools
 import math
+import os
 from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
@@ -175,13 +176,17 @@ class DataConfig:
 
     def anchored(self, folder: Path) -> "DataConfig":
         """The same, with files named from `folder` on, so that it holds in any folder."""
-        if isinstance(self.source, str):
-            return dataclasses.replace(self, source=anchored_spec(self.source, folder))
-        sources = tuple(
-            dataclasses.replace(share, source=anchored_spec(share.source, folder))
-            for share in self.source
-        )
-        return dataclasses.replace(self, source=sources)
+        source, tokenizer = self.source, self.tokenizer
+        if isinstance(source, str):
+            source = anchored_spec(source, folder)
+        else:
+            source = tuple(
+                dataclasses.replace(share, source=anchored_spec(share.source, folder))
+                for share in source
+            )
+        if tokenizer is not None and not tokenizer.startswith(HUB):
+            tokenizer = str(folder / os.path.expanduser(tokenizer))
+        return dataclasses.replace(self, source=source, tokenizer=tokenizer)
 
     def stages(self, steps: int) -> tuple[BatchStage, ...]:
         """The parts of a run of `steps` steps in order, each with the shape of its batches."""

@@ -5,6 +5,7 @@ import glob
 import hashlib
 import os
 import platform
+import re
 import sysconfig
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator
@@ -21,6 +22,7 @@ from meanbank.data.readers import READERS, Document, import_extra, read_bytes, r
 RECALL = "recall"
 SOURCE_CHOICES = ("stdlib", "files:GLOB", "hf:NAME[:SPLIT]", RECALL)
 LARGE_FILE = 2**26  # bytes
+_ESCAPED = re.compile(r"\[([*?[])\]")  # as `glob.escape` does
 _EXCLUDED_FOLDERS = frozenset({"site-packages", "dist-packages", "__pycache__"})
 
 
@@ -69,7 +71,7 @@ def anchored_spec(spec: str, folder: Path) -> str:
     """The same source, whose files or local folder are named from `folder` on."""
     kind, _, rest = spec.partition(":")
     if kind == "files":
-        return f"files:{folder / os.path.expanduser(rest)}"
+        return f"files:{Path(glob.escape(str(folder))) / os.path.expanduser(rest)}"
     if kind == "hf" and (folder / rest.partition(":")[0]).is_dir():
         return f"hf:{folder / rest}"
     return spec
@@ -284,8 +286,9 @@ class HuggingFaceSource(Source):
 def _fixed_folder(pattern: str) -> str:
     """The folder above the first wildcard: names below it stay the same when the corpus moves."""
     parts = Path(pattern).parts
-    fixed = next((i for i, part in enumerate(parts) if glob.has_magic(part)), len(parts) - 1)
-    return os.path.join(*parts[:fixed]) if fixed else "."
+    wild = (i for i, part in enumerate(parts) if glob.has_magic(_ESCAPED.sub("", part)))
+    fixed = next(wild, len(parts) - 1)
+    return _ESCAPED.sub(r"\1", os.path.join(*parts[:fixed])) if fixed else "."
 
 
 def _decoded(data: bytes) -> str | None:

@@ -37,7 +37,16 @@ def token_losses(
         isolated = {}
         if document_ids is not None:
             isolated = {"document_ids": document_ids[:, :-1][:, part].to(model.device)}
-        output = model(input_ids=inputs[:, part], cache=cache, use_cache=not single, **isolated)
+        try:
+            output = model(input_ids=inputs[:, part], cache=cache, use_cache=not single, **isolated)
+        except IndexError:
+            most = getattr(model.config, "max_position_embeddings", None)
+            if most is None or inputs.shape[1] <= most:
+                raise
+            raise ValueError(
+                f"the model takes at most {most} tokens, and {inputs.shape[1]} were to be read; "
+                "set multiple or sequence_length to fewer"
+            ) from None
         cache = None if single else output.cache
         logits = output.logits.float()
         losses.append(F.cross_entropy(logits.mT, targets[:, part], reduction="none").cpu())

@@ -73,8 +73,10 @@ class MeanbankPreTrainedModel(PreTrainedModel):
         come into memory (the files must stay as they are); "int8", in memory, quantised with a
         scale a row and head, as `save_pretrained` then writes them. Rows of the last two are looked
         up on the CPU, and not trained. Raises ValueError for another name, and BankStorageError
-        where the files have no such tables.
+        where the files have no such tables. Only safetensors are read, unless
+        `use_safetensors=False` asks for others.
         """
+        keywords.setdefault("use_safetensors", True)
         with chosen_storage(bank_storage):
             loaded = super().from_pretrained(*arguments, **keywords)
         model: Any = loaded[0] if isinstance(loaded, tuple) else loaded

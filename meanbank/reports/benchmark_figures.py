@@ -49,6 +49,7 @@ _LINES: dict[tuple[str, str | None], Style] = {
 _ANY = Style(color="#D55E00", marker="v", dashes=(5, 2))
 _WHAT = {
     "training": "training step",
+    "passes": "forward and backward",
     "prefill": "prefill",
     "backward": "backward pass",
     "decode": "decode, a token",

@@ -30,13 +30,16 @@ ARM_LABELS = {
 BUDGET_LABELS = {"fixed": "256 rows", "sqrt": "16·√N rows", "saturating": "≤ 1024 rows"}
 
 
+_NEEDED = {"bench", "phase", "dtype", "arm", "seconds"}
+
+
 def load_records(paths: Iterable[Path]) -> list[Record]:
     """The records of JSON-lines files; ValueError for a file that is missing or has none."""
     records = []
     for path in paths:
         if not path.is_file():
             raise ValueError(f"there is no file {path}")
-        found = [r for r in read_json_lines(path) if "bench" in r and "seconds" in r]
+        found = [r for r in read_json_lines(path) if r.keys() >= _NEEDED]
         if not found:
             raise ValueError(f"{path} has no benchmark records, as --json writes them")
         records += found
@@ -143,7 +146,7 @@ def _operator_tables(bench: str, phase: str, dtype: str, found: Sequence[Record]
     times = Table(
         title=f"{title}: time {each} by tokens",
         meaning=(
-            f"Means of {_clock(clock)} over the last fifth of the tokens up to there; arms took "
+            f"Means of {_clock(clock)} over the last sixth of the tokens up to there; arms took "
             "turns token by token."
             if bench == "trajectory"
             else f"Medians of {_clock(clock)}; arms took turns.",

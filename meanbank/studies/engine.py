@@ -78,6 +78,7 @@ def run_study(
         changed = changed_jobs(everything, jobs if force else ())
         prepare_folder(study, out)
         make_room(out, changed)
+        keep_what_is_finished(everything, out)
         return Engine(jobs, launcher).run(unfinished(jobs))
 
 
@@ -162,15 +163,25 @@ def make_room(out: Path, changed: Sequence[Job]) -> None:
             clear(job)
 
 
+def keep_what_is_finished(jobs: Sequence[Job], out: Path) -> None:
+    """Make results those of the jobs that are finished, as the study names them now.
+
+    One of other settings, or of a seed or arm that the study has no more, is none of its results; a
+    job may have been killed right before it wrote its own.
+    """
+    finished = {
+        (job.name, job.seed): {**result, **job.place()}
+        for job in jobs
+        if (result := job.result()) is not None
+    }
+    drop_results(out, lambda result: (result["arm"], result["seed"]) not in finished)
+    for result in finished.values():
+        keep_result(out, result)
+
+
 def unfinished(jobs: Sequence[Job]) -> list[Job]:
-    """Jobs that are not finished, those that take longest first; the results of others are kept."""
-    waiting = []
-    for job in jobs:
-        result = job.result()
-        if result is None:
-            waiting.append(job)
-        else:
-            keep_result(job.out, result)  # it may have been killed right before
+    """Jobs that are not finished, those that take longest first."""
+    waiting = [job for job in jobs if job.result() is None]
     arms = {job.name: job for job in waiting}
     costs = {name: job.origin.flops() for name, job in arms.items()}
     return sorted(waiting, key=lambda job: -costs[job.name])

@@ -239,8 +239,9 @@ def evaluate(
         made_by = produced_by(
             device=device, dtype=dtype.removeprefix("torch."), seed=evaluated.seed
         )
-        code = f"{made_by['version']} {made_by['commit']}"  # others may measure otherwise
-        outcome = run_evaluation(evaluation, subject, records, f"{evaluated.identity} {code}")
+        # others may measure otherwise
+        how = f"{made_by['version']} {made_by['commit']} {device} {dtype}"
+        outcome = run_evaluation(evaluation, subject, records, f"{evaluated.identity} {how}")
         result = {
             "task": evaluation.tag,
             "name": evaluation.title,

@@ -63,6 +63,17 @@ class Job:
     def lock(self) -> Path:
         return self.folder.with_name(f".{self.folder.name}.lock")
 
+    def place(self) -> dict[str, Any]:
+        """Where its result belongs, by the study's names."""
+        return {
+            "study": self.study,
+            "group": self.group,
+            "arm": self.name,
+            "label": self.arm.label,
+            "seed": self.seed,
+            "tuning": self.tuning,
+        }
+
     @functools.cached_property
     def origin(self) -> Origin:
         """Where its model is from."""
@@ -202,12 +213,7 @@ def sum_up(job: Job) -> dict[str, Any]:
     place = job.folder.relative_to(job.out)
     evaluation = sum(each["seconds"] for each in evaluated.values())
     return {
-        "study": job.study,
-        "group": job.group,
-        "arm": job.name,
-        "label": job.arm.label,
-        "seed": job.seed,
-        "tuning": job.tuning,
+        **job.place(),
         "config": job.origin.settings,
         "model": made.model,
         "overrides": list(job.arm.overrides),

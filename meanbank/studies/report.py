@@ -5,6 +5,7 @@ STUDY/verdicts.json    the rule, the claims with their verdicts and outcomes, wh
 STUDY/report.html ...  see `meanbank.reports.study`
 """
 
+import contextlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -92,6 +93,8 @@ def compare_groups(study: Study, runs: list[RunScores]) -> Iterator[dict[str, An
     for name, group in study.groups.items():
         reference = group.reference or next(iter(group.arms))
         for arm in group.arms:
-            if arm != reference:
+            if arm == reference:
+                continue
+            with contextlib.suppress(ValueError):  # of other samples nothing can be compared
                 for comparison in compare_arms(runs, reference, arm):
                     yield {"group": name, **comparison.plain()}

@@ -179,6 +179,7 @@ class StudySpec:
                 arms[name] = group.arm(name)
                 check_evaluations(arms[name].evaluations)  # the group's and its own together
                 check_apart(name, arms[name].seeds or self.seeds, self.tuning_seeds)
+        check_names("arm", arms)  # of different groups, too
         for name, group in self.groups.items():
             if group.reference is not None:
                 choose(f"arm in groups.{name}.reference:", group.reference, arms)
@@ -193,6 +194,13 @@ def check_names(kind: str, names: Iterable[str]) -> None:
     names = list(names)
     if not names:
         raise ValueError(f"there is no {kind}")
+    folded = [re.sub(r"\W+", "-", name.casefold()) for name in names]
+    for name, other in zip(names, folded, strict=True):
+        if folded.count(other) > 1:
+            raise ValueError(
+                f"the name of the {kind} {name!r} differs from another's only in upper and lower "
+                "case or in '-' and '.', which files of some systems do not tell apart"
+            )
     for name in names:
         if not re.fullmatch(NAME, name):
             raise ValueError(

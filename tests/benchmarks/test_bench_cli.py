@@ -149,7 +149,9 @@ def test_passes_and_their_products(tmp_path, capsys):
     sizes = ("--hidden-size", "16", "--heads", "2", "--chunk-size", "4", "--layers", "3")
     sizes = (*sizes, "--vocabulary", "40", "--lengths", "16", "--backbone", "nanochat")
     models = ("--models", "full,sqrt+bank", "--phase", "passes")
-    assert run("model", *sizes, *models, *QUICK, "--json", str(file)) == 0
+    out = ("--json", str(file), "--out", str(tmp_path / "out"))
+    assert run("model", *sizes, *models, *QUICK, *out) == 0
+    assert [*(tmp_path / "out").glob("*.png")]
     records = lines(file)
     assert [(r["phase"], r["arm"]) for r in records] == [
         ("passes", "full"),

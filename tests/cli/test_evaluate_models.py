@@ -11,6 +11,7 @@ from meanbank.cli import main
 from meanbank.cli.evaluate import print_result
 from meanbank.cli.tables import table
 from tests.cli.model_folders import save_llama
+from tests.conformance.models import make_model
 
 
 def run(*arguments: str) -> int:
@@ -101,3 +102,21 @@ def test_a_table_has_every_rows_columns_and_nothing_nested(capsys):
     assert words == ["length", "found", "bytes held", "tokens/s", "more"]
     cells = [[c.strip() for c in line.strip("│ ").split("│")] for line in (first, second)]
     assert cells == [["8", "0.5", "1,024", "2", "-"], ["16", "-", "-", "-", "7"]]
+
+
+def test_weights_of_ours_that_are_not_safetensors_are_not_loaded(tmp_path, capsys):
+    model = make_model("full", "projection", "grouped", torch.float32)
+    model.save_pretrained(tmp_path)
+    (tmp_path / "model.safetensors").unlink()
+    torch.save(model.state_dict(), tmp_path / "pytorch_model.bin")
+    assert run("generate", str(tmp_path), "--prompt", "x") == 2
+    error = capsys.readouterr().err.splitlines()[-1]
+    assert error.startswith("meanbank: error: ") and "safetensors" in error
+
+
+def test_settings_may_be_given_one_by_one(llama, tmp_path):
+    out = tmp_path / "x"
+    settings = ("--set", "serving.contexts=[16]", "--set", "serving.tokens=2")
+    assert run("evaluate", str(llama), "--task", "serving", "--out", str(out), *settings) == 0
+    found = json.loads((out / "serving.json").read_text())["settings"]
+    assert (found["contexts"], found["tokens"]) == ([16], 2)

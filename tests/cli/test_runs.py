@@ -94,3 +94,10 @@ def test_wrong_input_is_one_line(arguments, message, tmp_path, capsys):
     errors = capsys.readouterr().err
     assert message in errors
     assert errors.count("\n") == 1
+
+
+def test_runs_in_a_folder_that_is_named_as_those_in_a_run(tmp_path):
+    for place in ("run", "run/checkpoints/step-000001"):
+        (tmp_path / "checkpoints" / place).mkdir(parents=True)
+        (tmp_path / "checkpoints" / place / "config.yaml").touch()
+    assert find_runs(tmp_path / "checkpoints") == [tmp_path / "checkpoints" / "run"]

@@ -98,3 +98,15 @@ def test_sources_come_from_plain_settings():
     ):
         with pytest.raises(ValueError, match=message):
             build(DataConfig, {"source": [entry]}, "data")
+
+
+def test_a_tokenizer_is_named_from_a_folder_on(tmp_path):
+    for given, anchored in (
+        (None, None),
+        ("hf:gpt2", "hf:gpt2"),
+        ("tok", f"{tmp_path}/tok"),
+        ("/srv/tok", "/srv/tok"),
+    ):
+        vocabulary = {} if given is None else {"vocab_size": None}
+        config = DataConfig(tokenizer=given, **vocabulary)
+        assert config.anchored(tmp_path).tokenizer == anchored

@@ -271,3 +271,16 @@ def test_sources_are_named_from_a_folder_on(tmp_path: Path, monkeypatch: pytest.
         ("hf:local:test", f"hf:{tmp_path}/local:test"),
     ):
         assert anchored_spec(spec, tmp_path) == anchored
+
+
+def test_files_in_a_folder_whose_name_looks_like_a_pattern(tmp_path: Path):
+    folder = tmp_path / "a[1] *"
+    (folder / "texts").mkdir(parents=True)
+    (folder / "texts" / "one.txt").write_text("one")
+    spec = anchored_spec("files:texts/*.txt", folder)
+    source = open_source(spec)
+    assert [document.text for document in source.documents()] == ["one"]
+    (tmp_path / "plain" / "texts").mkdir(parents=True)
+    (tmp_path / "plain" / "texts" / "one.txt").write_text("one")
+    plain = open_source(anchored_spec("files:texts/*.txt", tmp_path / "plain"))
+    assert source.fingerprint() == plain.fingerprint()  # names begin below the pattern's folder

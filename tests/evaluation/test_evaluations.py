@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 
 import meanbank.evaluation
 from meanbank import MeanbankConfig, MeanbankForCausalLM
@@ -277,3 +277,11 @@ def test_loss_by_position_of_any_training_length(base, multiple):
     rows = [*told["buckets"], *told["at"].values()]
     assert told["at"]
     assert [row["loss"] for row in rows] == pytest.approx([math.log(30)] * len(rows))
+
+
+def test_more_tokens_than_a_model_has_positions_for_is_one_line():
+    config = GPT2Config(vocab_size=20, n_positions=16, n_embd=8, n_layer=1, n_head=2)
+    model = GPT2LMHeadModel(config).eval()
+    assert token_losses(model, torch.randint(20, (2, 17))).shape == (2, 16)
+    with pytest.raises(ValueError, match="takes at most 16 tokens, and 17 were to be read"):
+        token_losses(model, torch.randint(20, (2, 18)))

@@ -82,3 +82,13 @@ def test_groups_are_held_against_their_first_arm_or_their_reference(tmp_path):
     found = list(compare_groups(study, [run(name, acc=[0, 1]) for name in "abc"]))
     pairs = [(each["group"], each["first"], each["second"]) for each in found]
     assert pairs == [("first", "a", "b"), ("others", "b", "c")]
+
+
+def test_arms_with_other_items_are_not_compared(tmp_path):
+    arms = {name: "quick/recall_full" for name in "abc"}
+    group = {"overrides": SMALL, "arms": arms}
+    study = load_study(study_file(tmp_path, groups={"first": group}))
+    found = list(
+        compare_groups(study, [run("a", acc=[0, 1]), run("b", acc=[0]), run("c", acc=[1, 1])])
+    )
+    assert [(each["first"], each["second"]) for each in found] == [("a", "c")]

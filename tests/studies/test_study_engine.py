@@ -395,3 +395,24 @@ def test_records_are_of_one_version_of_the_code(tmp_path):
     header = json.loads(records.read_text().splitlines()[0])
     code = f"{made_by['version']} {made_by['commit']}"
     assert header["identity"] == f"{result['identity']} {code}"
+
+
+def test_results_are_those_of_the_study_as_it_is_now(tmp_path):
+    out, both = tmp_path / "out", {"seeds": [7, 8]}
+    run(study_file(tmp_path, **both), out)
+    assert len(read_results(out)) == 4
+    settings = yaml.safe_load(study_file(tmp_path, **both).read_text())
+    settings["groups"] = {"renamed": settings["groups"]["recall"]}
+    settings["tuning_seeds"], settings["seeds"] = [8], [7]
+    file = tmp_path / "renamed.yaml"
+    file.write_text(yaml.safe_dump(settings))
+    assert run(file, out).ran == 0
+    found = {key: (each["group"], each["tuning"]) for key, each in by_job(out).items()}
+    assert found == {
+        (arm, seed): ("renamed", seed == 8) for arm in ("grows", "fixed") for seed in (7, 8)
+    }
+    assert run(study_file(tmp_path), out).ran == 0  # there is no seed 8 any more
+    assert {seed for _, seed in by_job(out)} == {7}
+    more = {"evaluations": ["weights-for-tests", {"type": "weights-for-tests", "name": "more"}]}
+    run(study_file(tmp_path, group=more), out, only=["grows"])
+    assert [*by_job(out)] == [("grows", 7)]  # the other arm is not finished as the study says

@@ -118,6 +118,12 @@ WRONG = {
     f"seeds must be distinct numbers from 0 to 2^63 - 1, got [{2**63}]": {"seeds": [2**63]},
     "the name of the arm '../up' must be of letters": {"group": {"arms": {"../up": FULL}}},
     "there is no arm": {"group": {"arms": {}}},
+    "the name of the arm 'a' differs from another's only in": {
+        "groups": {"one": {"arms": {"a": FULL}}, "two": {"arms": {"A": FULL}}}
+    },
+    "the name of the group 'a.b' differs from another's only in": {
+        "groups": {"a.b": {"arms": {"c": FULL}}, "a-b": {"arms": {"d": FULL}}}
+    },
     "groups.recall.arms.a: expected a mapping of settings, got 3": {"group": {"arms": {"a": 3}}},
     "arms.a: it has no config, and neither has its group": {"group": {"arms": {"a": {}}}},
     "there are two evaluations 'weights-for-tests'; give one a name": {

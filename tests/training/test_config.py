@@ -5,6 +5,7 @@ import re
 import pytest
 import yaml
 
+from meanbank.core.config import yaml_value
 from meanbank.memory import PowerLaw
 from meanbank.training import KVMRecipe, PlainRecipe, load_config
 from meanbank.training.config import bundled_configs
@@ -134,3 +135,15 @@ def test_file_patterns_become_absolute(config_file, tmp_path, monkeypatch):
     config = load_config(config_file, ["data.source=files:corpus/*.txt"])
     assert config.data.source == f"files:{tmp_path}/corpus/*.txt"
     assert config == load_config(config_file)
+
+
+@pytest.mark.parametrize("value", ["!!bool maybe", "!!int ''", "!!timestamp x", "!!float x", "[1"])
+def test_what_is_no_yaml_is_one_line(value, config_file, tmp_path):
+    with pytest.raises(ValueError, match="is not YAML"):
+        load_config(config_file, [f"training.steps={value}"])
+    path = tmp_path / "bad.yaml"
+    path.write_text(f"training: {{steps: {value}}}")
+    with pytest.raises(ValueError, match="is not valid YAML"):
+        load_config(path)
+    with pytest.raises(ValueError, match="is not YAML"):
+        yaml_value(value)

@@ -268,3 +268,8 @@ def test_the_warm_up_is_the_recipes_unless_it_is_set():
         assert TrainingConfig(recipe=recipe, steps=6000).warmup_steps == long
         assert TrainingConfig(recipe=recipe, steps=100).warmup_steps == short
         assert TrainingConfig(recipe=recipe, steps=100, warmup_steps=0).warmup_steps == 0
+
+
+def test_a_clip_of_zero_would_leave_no_gradient():
+    with pytest.raises(ValueError, match="clip must be positive, or null"):
+        PlainRecipe(clip=0.0)

@@ -94,7 +94,8 @@ def open_libraries(setting: str) -> dict[str, Library]:
     Raises ValueError where there are none, two of a kind, or one that is neither kind.
     """
     expanded = os.path.expanduser(setting)
-    pattern = os.path.join(expanded, "*.json") if os.path.isdir(expanded) else expanded
+    folder = os.path.isdir(expanded)
+    pattern = os.path.join(glob.escape(expanded), "*.json") if folder else expanded
     paths = sorted(Path(path) for path in glob.glob(pattern, recursive=True))
     if not paths:
         raise ValueError(f"no documents at {setting}: {WANTED}")

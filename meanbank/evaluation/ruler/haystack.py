@@ -1,6 +1,7 @@
 """The text that needles are hidden in."""
 
 import functools
+import glob
 import hashlib
 import os
 import random
@@ -83,8 +84,8 @@ def open_haystack(setting: str | None, splitter: Splitter) -> Haystack:
     """
     if setting is None:
         return Haystack("built in", built_in_text(), splitter)
-    folder = os.path.isdir(os.path.expanduser(setting))
-    pattern = f"{setting.rstrip('/')}/**/*.txt" if folder else setting
+    folder = os.path.expanduser(setting)
+    pattern = os.path.join(glob.escape(folder), "**/*.txt") if os.path.isdir(folder) else setting
     text = " ".join(document.text for document in open_source(f"files:{pattern}").documents())
     if not text.strip():
         raise ValueError(f"the haystack {setting} holds no text; name a folder or glob of texts")

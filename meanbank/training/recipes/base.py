@@ -48,6 +48,8 @@ class Recipe(Tagged, kind="recipe"):
                 raise ValueError(f"{field.name} must be at least 1, got {value}")
             if isinstance(value, float) and value < 0:
                 raise ValueError(f"{field.name} must not be negative, got {value}")
+        if self.clip == 0:
+            raise ValueError("clip must be positive, or null to clip nothing: 0 leaves no gradient")
 
     @abc.abstractmethod
     def groups(self, members: Sequence[Member], width: int, steps: int) -> list[Group]:
