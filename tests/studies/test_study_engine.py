@@ -386,15 +386,15 @@ def test_a_study_that_is_killed_anywhere_comes_to_the_same_end(stride, forked, t
     assert len(outcome_of(whole)) == 2
 
 
-def test_records_are_of_one_version_of_the_code(tmp_path):
+def test_records_are_of_one_version_of_the_code_on_one_device(tmp_path):
     file, out = study_file(tmp_path), tmp_path / "out"
     run(file, out)
     (records,) = (out / "runs" / "fixed").rglob("*.records.jsonl")
     result = json.loads(records.with_name("weights-for-tests.json").read_text())
     made_by = result["produced_by"]
     header = json.loads(records.read_text().splitlines()[0])
-    code = f"{made_by['version']} {made_by['commit']}"
-    assert header["identity"] == f"{result['identity']} {code}"
+    how = f"{made_by['version']} {made_by['commit']} {made_by['device']} torch.{made_by['dtype']}"
+    assert header["identity"] == f"{result['identity']} {how}"
 
 
 def test_results_are_those_of_the_study_as_it_is_now(tmp_path):
