@@ -118,6 +118,7 @@ def training_bytes(
     checkpointing: only what goes into a block is kept, the rest computed again for the pass back.
     """
     ids = torch.zeros(batch, length, dtype=torch.long, device="meta")
+    was_training = model.training
     if checkpointing:
         model.train()  # which is when it applies
         model.activation_checkpointing_enable({"context_fn": _first_and_again})
@@ -131,6 +132,7 @@ def training_bytes(
         model.zero_grad(set_to_none=True)
         if checkpointing:
             model.activation_checkpointing_disable()
+        model.train(was_training)
     return TrainingBytes(
         length=length,
         batch=batch,

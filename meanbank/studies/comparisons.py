@@ -11,6 +11,10 @@ from meanbank.studies.verdicts import LEVEL, RunScores
 HIGHER, LOWER, EVEN = "higher", "lower", "undecided"
 
 
+class DifferentItems(ValueError):
+    """Arms were evaluated on other samples: nothing can be compared item by item."""
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Comparison:
     """The items of one score in two arms, at the seeds that both have.
@@ -61,8 +65,8 @@ def compare_arms(
     """Compare the items of every score that both arms have, in the order of the first one's.
 
     Tuning seeds do not count, nor do items that are not all numbers. A model that exists is
-    compared with every seed of the other arm. Raises ValueError where the
-    arms have different items of a score.
+    compared with every seed of the other arm. Raises DifferentItems where
+    the arms have different items of a score.
     """
     found = []
     for score in _scores(runs, first):
@@ -98,7 +102,7 @@ def _differences(
     for seed in seeds:
         high, low = pairs[seed]
         if high.keys() != low.keys():
-            raise ValueError(
+            raise DifferentItems(
                 f"{first} and {second} have different items of {score} at seed {seed}; "
                 "evaluate them with the same settings"
             )

@@ -5,7 +5,7 @@ STUDY/verdicts.json    the rule, the claims with their verdicts and outcomes, wh
 STUDY/report.html ...  see `meanbank.reports.study`
 """
 
-import contextlib
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,7 @@ from meanbank.core.config import build
 from meanbank.core.files import read_json, write_json
 from meanbank.evaluation.driver import read_records
 from meanbank.reports import write_study_report
-from meanbank.studies.comparisons import compare_arms
+from meanbank.studies.comparisons import DifferentItems, compare_arms
 from meanbank.studies.engine import CLAIMS
 from meanbank.studies.evaluations import RECORDS
 from meanbank.studies.job import Job, jobs_of
@@ -95,6 +95,10 @@ def compare_groups(study: Study, runs: list[RunScores]) -> Iterator[dict[str, An
         for arm in group.arms:
             if arm == reference:
                 continue
-            with contextlib.suppress(ValueError):  # of other samples nothing can be compared
-                for comparison in compare_arms(runs, reference, arm):
-                    yield {"group": name, **comparison.plain()}
+            try:
+                compared = compare_arms(runs, reference, arm)
+            except DifferentItems as error:
+                print(f"warning: {error}; they are not compared item by item", file=sys.stderr)
+                continue
+            for comparison in compared:
+                yield {"group": name, **comparison.plain()}

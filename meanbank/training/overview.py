@@ -39,8 +39,8 @@ def find_runs(folder: Path) -> list[Path]:
     """The runs at or below a folder, by path; ValueError where there is no such folder."""
     if not folder.is_dir():
         raise ValueError(f"there is no folder {folder}; give one that holds runs")
-    found = (path for path in folder.rglob(CONFIG))
-    return sorted(p.parent for p in found if FOLDER not in p.relative_to(folder).parts)
+    found = (path.parent for path in folder.rglob(CONFIG))
+    return sorted(run for run in found if FOLDER not in run.relative_to(folder).parts)
 
 
 def state_of(run: Path) -> RunState:

@@ -170,6 +170,8 @@ def _check_peaks(config: MeanbankConfig) -> None:
     ids = torch.randint(0, 300, (BATCH, 100))
     kept, again = (training_bytes(empty, 100, BATCH, checkpointing=c) for c in (False, True))
     assert not empty.is_activation_checkpointing
+    assert training_bytes(empty.eval(), 100, BATCH, checkpointing=True) == again
+    assert not empty.training
     found = peak_bytes(lambda: backward(model, ids), Machine())
     assert kept.activations == pytest.approx(found, rel=0.1)
     model.train().activation_checkpointing_enable()

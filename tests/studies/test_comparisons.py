@@ -84,7 +84,7 @@ def test_groups_are_held_against_their_first_arm_or_their_reference(tmp_path):
     assert pairs == [("first", "a", "b"), ("others", "b", "c")]
 
 
-def test_arms_with_other_items_are_not_compared(tmp_path):
+def test_arms_with_other_items_are_not_compared(tmp_path, capsys):
     arms = {name: "quick/recall_full" for name in "abc"}
     group = {"overrides": SMALL, "arms": arms}
     study = load_study(study_file(tmp_path, groups={"first": group}))
@@ -92,3 +92,4 @@ def test_arms_with_other_items_are_not_compared(tmp_path):
         compare_groups(study, [run("a", acc=[0, 1]), run("b", acc=[0]), run("c", acc=[1, 1])])
     )
     assert [(each["first"], each["second"]) for each in found] == [("a", "c")]
+    assert "warning: a and b have different items of acc" in capsys.readouterr().err
