@@ -130,9 +130,9 @@ class Layout:
         """Positions of the new tokens: (T,), or (B, T) where rows differ; padding has 0."""
         if self.is_uniform:
             return self.spans[0].positions(device)
-        positions = torch.zeros(self.batch, self.length, dtype=torch.long)
+        positions = torch.zeros(self.batch, self.length, dtype=torch.long, device="cpu")
         for span in self.spans:
-            positions[list(span.rows or ()), span.start : span.stop] = span.positions()
+            positions[list(span.rows or ()), span.start : span.stop] = span.positions("cpu")
         return positions.to(device)
 
     def before(self, x: Tensor, carried: Tail | None, *, zero: bool) -> Tensor:
@@ -147,8 +147,8 @@ class Layout:
         before = torch.cat([first, x[:, :-1]], dim=1)
         if self.is_uniform:
             return before
-        begins = torch.zeros(self.batch, self.length, 1, dtype=torch.bool)
-        goes_on = torch.zeros(self.batch, 1, 1, dtype=torch.bool)
+        begins = torch.zeros(self.batch, self.length, 1, dtype=torch.bool, device="cpu")
+        goes_on = torch.zeros(self.batch, 1, 1, dtype=torch.bool, device="cpu")
         for span in self.spans:
             if span.seen:
                 goes_on[list(span.rows or ()), 0] = True
@@ -208,9 +208,9 @@ class Layout:
             old = carried.tokens.shape[1]
         if self.is_uniform:
             return x[:, x.shape[1] - width :].clone()
-        back = torch.arange(width, 0, -1)  # distances from the end
-        index = old + torch.tensor(self.lengths)[:, None] - back
-        there = back <= torch.tensor(held)[:, None]
+        back = torch.arange(width, 0, -1, device="cpu")  # distances from the end
+        index = old + torch.tensor(self.lengths, device="cpu")[:, None] - back
+        there = back <= torch.tensor(held, device="cpu")[:, None]
         index = index.clamp_min(0)[..., None].expand(-1, -1, x.shape[2])
         ends = x.gather(1, index.to(x.device))
         return ends.masked_fill(~there[..., None].to(x.device), 0)

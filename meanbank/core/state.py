@@ -1,7 +1,7 @@
 """State: what a layer carries from one call to the next, as a tree of tensors."""
 
 import dataclasses
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, ClassVar, Self
 
 import torch
@@ -252,7 +252,7 @@ class RowStates(State):
             where = {row: local for local, row in enumerate(held)}
             new = tuple(at for at, row in enumerate(wanted) if row in where)
             if new:
-                local = torch.tensor([where[wanted[at]] for at in new])
+                local = as_index(where[wanted[at]] for at in new)
                 chosen.append(new)
                 places.append(seen)
                 kept.append(state.select(local))
@@ -261,7 +261,7 @@ class RowStates(State):
         return RowStates(len(wanted), tuple(chosen), tuple(places), tuple(kept))
 
     def repeat(self, times: int) -> State:  # pyright: ignore[reportIncompatibleMethodOverride]
-        return self.select(torch.arange(self.batch).repeat_interleave(times))
+        return self.select(as_index(row for row in range(self.batch) for _ in range(times)))
 
     def crop(self, tokens: int) -> "RowStates":
         self.check_crop(tokens)
@@ -274,6 +274,11 @@ class RowStates(State):
         return RowStates(self.batch, rows, seen, states)
 
 
+def as_index(numbers: Iterable[int]) -> Tensor:
+    """Numbers as an index, (N,) int64 in main memory, where a state reads which rows to take."""
+    return torch.tensor([*numbers], dtype=torch.long, device="cpu")
+
+
 def rows_of(state: Any, rows: tuple[int, ...]) -> Any:
     """The state of some rows that are at one place, without a copy where it is held as such."""
     if isinstance(state, RowStates):
@@ -282,9 +287,9 @@ def rows_of(state: Any, rows: tuple[int, ...]) -> Any:
                 return part
             if rows[0] in held:
                 where = {row: local for local, row in enumerate(held)}
-                return part.select(torch.tensor([where[row] for row in rows]))
+                return part.select(as_index(where[row] for row in rows))
         return None
-    return state.select(torch.tensor(rows))
+    return state.select(as_index(rows))
 
 
 def gathered(batch: int, parts: dict[int, list[tuple[tuple[int, ...], Any]]]) -> Any:
@@ -304,7 +309,7 @@ def gathered(batch: int, parts: dict[int, list[tuple[tuple[int, ...], Any]]]) ->
             state = join([state.limited(record) for _, state in pieces])
         order = sorted(range(len(held)), key=held.__getitem__)
         if order != list(range(len(held))):
-            state = state.select(torch.tensor(order))
+            state = state.select(as_index(order))
         rows.append(tuple(sorted(held)))
         states.append(state)
     if len(rows) == 1 and len(rows[0]) == batch:

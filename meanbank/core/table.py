@@ -147,8 +147,8 @@ def quantized(table: Tensor, heads: int) -> tuple[Tensor, Tensor]:
 
     table: (vocabulary, width), read a piece at a time; ValueError where it is not finite.
     """
-    rows = torch.empty(table.shape, dtype=torch.int8)
-    scale = torch.empty(len(table), heads)
+    rows = torch.empty(table.shape, dtype=torch.int8, device=table.device)
+    scale = torch.empty(len(table), heads, device=table.device)
     for at in range(0, len(table), PIECE):
         piece = table[at : at + PIECE].float().unflatten(1, (heads, -1))
         largest = piece.abs().amax(2)

@@ -222,7 +222,7 @@ def read_tensor(file: IO[bytes], header: Header, entry: Entry) -> Tensor:
     Raises ContextFileError.
     """
     file.seek(header.payload_at + entry.start)
-    tensor, digest = torch.empty(entry.shape, dtype=entry.dtype), hashlib.sha256()
+    tensor, digest = torch.empty(entry.shape, dtype=entry.dtype, device="cpu"), hashlib.sha256()
     for piece in pieces_of(tensor):
         _read_into(file, piece)
         digest.update(piece)

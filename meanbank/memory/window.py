@@ -9,7 +9,7 @@ from torch import Tensor
 from meanbank.core.flops import Flops
 from meanbank.core.geometry import Geometry
 from meanbank.core.record import Record
-from meanbank.core.state import check_records_nothing, check_tensors
+from meanbank.core.state import as_index, check_records_nothing, check_tensors
 from meanbank.core.values import joined, selected
 from meanbank.memory.base import Memory, MemoryState, Usage
 from meanbank.ops.attention import attention_of_one
@@ -72,7 +72,7 @@ def kept_of(window: WindowRule, held_since: int, since: int, seen: int) -> Tenso
     sink, recent = key_positions(window, since)
     offset = len(old_sink) - old.start  # index = position + offset, sink aside
     index = [*sink, *(position + offset for position in range(recent.start, seen))]
-    return torch.tensor(index, dtype=torch.long)
+    return as_index(index)
 
 
 class WindowMemory(Memory):

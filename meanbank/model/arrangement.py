@@ -29,15 +29,16 @@ class Arrangement:
         """(B, length, ...) -> (B, T', ...)."""
         if self.columns is None:
             return x
-        return x[torch.arange(len(x), device=x.device)[:, None], self.columns]
+        return x[torch.arange(len(x), device=x.device)[:, None], self.columns.to(x.device)]
 
     def restored(self, x: Tensor) -> Tensor:
         """(B, T', ...) -> (B, length, ...), zeros at padding."""
         if self.columns is None or self.valid is None:
             return x
         whole = x.new_zeros(x.shape[0], self.length, *x.shape[2:])
-        rows, at = self.valid.nonzero(as_tuple=True)
-        whole[rows, self.columns[rows, at]] = x[rows, at]
+        columns, valid = self.columns.to(x.device), self.valid.to(x.device)
+        rows, at = valid.nonzero(as_tuple=True)
+        whole[rows, columns[rows, at]] = x[rows, at]
         return whole
 
 
@@ -60,7 +61,7 @@ def arrange(
     plain = Layout.ragged(seen, [[length]] * len(seen), record=record)
     if mask is None and document_ids is None:
         return Arrangement(plain, length, last_ids=last_ids)
-    valid = torch.ones(len(seen), length, dtype=torch.bool)
+    valid = torch.ones(len(seen), length, dtype=torch.bool, device="cpu")
     if mask is not None:
         valid = mask.to("cpu", torch.bool)
     if document_ids is None and (mask is None or bool(valid.all())):
@@ -87,5 +88,5 @@ def arrange(
         return Arrangement(layout, length, last_ids=last_ids)
     width = layout.length
     columns = (~valid).long().argsort(dim=1, stable=True)[:, :width]
-    there = torch.arange(width) < counts[:, None]
+    there = torch.arange(width, device="cpu") < counts[:, None]
     return Arrangement(layout, length, columns.to(device), there.to(device), last_ids)

@@ -13,6 +13,7 @@ from meanbank.core.geometry import Geometry, merge_heads
 from meanbank.core.layout import Layout
 from meanbank.core.state import (
     State,
+    as_index,
     by_place,
     check_tensors,
     gathered,
@@ -77,7 +78,7 @@ def attend(
             before,
             span,
         )
-        output[rows, :, part] = read
+        output[rows, :, part] = read.to(output.dtype)  # under autocast queries are more precise
         states.append(new)
     return output, states_after(state, states, layout)
 
@@ -91,7 +92,7 @@ def states_after(old: Any, states: list[Any], layout: Layout) -> Any:
         local = [at for at, row in enumerate(span.rows) if last[row] == number]
         if local:
             rows = tuple(span.rows[at] for at in local)
-            kept = state if rows == span.rows else state.select(torch.tensor(local))
+            kept = state if rows == span.rows else state.select(as_index(local))
             places.setdefault(span.total, []).append((rows, kept))
     idle: dict[int, list[int]] = {}
     for row, seen in enumerate(layout.seen):

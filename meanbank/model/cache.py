@@ -9,7 +9,7 @@ from torch import Tensor
 from transformers.cache_utils import Cache, CacheLayerMixin
 
 from meanbank.core.record import Record
-from meanbank.core.state import State, joined
+from meanbank.core.state import State, as_index, joined
 from meanbank.memory import KVM, OVQ
 from meanbank.model.config import MeanbankConfig
 from meanbank.model.inspection import CacheDescription, Provenance, describe, provenance
@@ -292,7 +292,7 @@ class MeanbankCache(Cache):
             tuple(self.lengths[row] for row in wanted),
             tuple(self.documents[row] for row in wanted),
             [
-                state if wanted == [*range(batch)] else state.select(_index(wanted))
+                state if wanted == [*range(batch)] else state.select(as_index(wanted))
                 for state in self._held()
             ],
         )
@@ -397,11 +397,9 @@ class MeanbankCache(Cache):
 def _layers_of(config: MeanbankConfig) -> tuple:
     """What the states of a model's layers depend on."""
     sizes = (config.hidden_size, config.num_attention_heads, config.num_key_value_heads)
-    return config.backbone, *sizes, config.head_dim, config.value_head_dim, config.layers
-
-
-def _index(rows: list[int]) -> Tensor:
-    return torch.tensor(rows, dtype=torch.long)
+    sizes += (config.head_dim, config.value_head_dim)
+    shared = (config.rope_theta, config.mlp_token_shift)  # of all layers
+    return config.backbone, *sizes, *shared, config.layers
 
 
 def _tokens_of(tokens_to_remove: int, undoable: int, lengths: tuple[int, ...]) -> int:

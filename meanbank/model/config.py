@@ -158,13 +158,15 @@ class MeanbankConfig(PreTrainedConfig):
         """Sizes of a layer's attention."""
         assert self.head_dim and self.value_head_dim and self.num_key_value_heads
         assert plan.address.rotary_fraction is not None
+        pairs = round(self.head_dim * plan.address.rotary_fraction / 2)
+        pairs = min(pairs, self.head_dim // 2)  # an odd head has a channel left over
         return Geometry(
             hidden_size=self.hidden_size,
             num_heads=self.num_attention_heads,
             num_kv_heads=self.num_key_value_heads,
             key_dim=self.head_dim,
             value_dim=self.value_head_dim,
-            rotary_dim=round(self.head_dim * plan.address.rotary_fraction / 2) * 2,
+            rotary_dim=2 * pairs,
         )
 
     def places(self) -> list[Place]:

@@ -66,16 +66,16 @@ def initialize_backbone(
     def x0() -> Tensor:
         return stem.alone(embedding.weight)
 
+    def draw(*shape: int) -> Tensor:
+        weight = torch.empty(*shape, device=embedding.weight.device)
+        start.matrix(weight)
+        return weight
+
     first = next((block for block in blocks if block.reads_shared_table), None)
     for place, block in layers:
-
-        def draw(*shape: int, of: str = f"{place}.attention.values.projection") -> Tensor:
-            weight = torch.empty(*shape, device=embedding.weight.device)
-            with draws.of(of):  # those of the projection in whose place the table is
-                start.matrix(weight)
-            return weight
-
-        block.initialize_table(x0, draw, shared_table if block is first else None)
+        # numbers of the projection in whose place the table is
+        with draws.of(f"{place}.attention.values.projection"):
+            block.initialize_table(x0, draw, shared_table if block is first else None)
 
 
 def start_seed() -> int | None:

@@ -5,15 +5,20 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from meanbank.core.conventions import IGNORED
 from meanbank.model.arrangement import Arrangement
 from meanbank.model.cache import MeanbankCache
 from meanbank.model.config import MeanbankConfig
 
 
 def check_targets(
-    targets: Tensor, tokens: Tensor | None, labels: Tensor | None, logits_to_keep: int | Tensor
+    targets: Tensor,
+    tokens: Tensor | None,
+    labels: Tensor | None,
+    logits_to_keep: int | Tensor,
+    vocabulary: int,
 ) -> None:
-    """Raise ValueError for targets that are not one a token, or with what asks for logits."""
+    """Token ids or -100, one a token, and nothing that asks for logits."""
     if labels is not None or isinstance(logits_to_keep, Tensor) or logits_to_keep:
         raise ValueError("targets give losses and no logits: leave out labels and logits_to_keep")
     if tokens is not None and targets.shape != tokens.shape[:2]:
@@ -21,6 +26,11 @@ def check_targets(
             f"targets must have shape {tuple(tokens.shape[:2])}, one a token, got "
             f"{tuple(targets.shape)}"
         )
+    if not _is_integer(targets):
+        raise ValueError(f"targets must be integers, got {targets.dtype}")
+    if targets.numel() and not _unseen(targets):
+        counted = targets.masked_fill(targets == IGNORED, 0)
+        check_within("target", counted, vocabulary)
 
 
 def check_token_ids(input_ids: Tensor, vocabulary: int) -> None:
@@ -30,14 +40,41 @@ def check_token_ids(input_ids: Tensor, vocabulary: int) -> None:
             f"input_ids must be (batch, tokens) with at least one token, got shape "
             f"{tuple(input_ids.shape)}"
         )
-    if input_ids.is_floating_point() or input_ids.dtype == torch.bool:
+    if not _is_integer(input_ids):
         raise ValueError(f"input_ids must be integers, got {input_ids.dtype}")
-    if torch.compiler.is_compiling() or input_ids.is_meta:  # the look-up then checks; no numbers
-        return
-    low, high = (int(bound) for bound in input_ids.aminmax())
+    if not _unseen(input_ids):  # the look-up then checks
+        check_within("token id", input_ids, vocabulary)
+
+
+def check_within(what: str, token_ids: Tensor, vocabulary: int) -> None:
+    low, high = torch.stack(token_ids.aminmax()).tolist()  # a GPU is waited for once
     if low < 0 or high >= vocabulary:
         wrong = low if low < 0 else high
-        raise ValueError(f"token id {wrong} is outside the vocabulary (0 to {vocabulary - 1})")
+        raise ValueError(f"{what} {wrong} is outside the vocabulary (0 to {vocabulary - 1})")
+
+
+def _is_integer(tensor: Tensor) -> bool:
+    return not (tensor.is_floating_point() or tensor.is_complex() or tensor.dtype == torch.bool)
+
+
+def _unseen(tensor: Tensor) -> bool:
+    """Whether its numbers cannot be looked at."""
+    return torch.compiler.is_compiling() or tensor.is_meta
+
+
+def check_embeddings(inputs_embeds: Tensor, hidden_size: int) -> None:
+    """Floating-point numbers (B, T, hidden_size), of at least one token."""
+    if (
+        inputs_embeds.ndim != 3
+        or inputs_embeds.shape[2] != hidden_size
+        or not inputs_embeds.numel()
+    ):
+        raise ValueError(
+            f"inputs_embeds must be (batch, tokens, {hidden_size}) with at least one token, got "
+            f"shape {tuple(inputs_embeds.shape)}"
+        )
+    if not inputs_embeds.is_floating_point():
+        raise ValueError(f"inputs_embeds must be floating-point numbers, got {inputs_embeds.dtype}")
 
 
 def one_of(cache: Any, past_key_values: Any) -> MeanbankCache | None:
@@ -91,10 +128,10 @@ def check_documents(document_ids: Tensor | None, batch: int, length: int) -> Non
 def check_positions(position_ids: Tensor, arrangement: Arrangement) -> None:
     layout, length = arrangement.layout, arrangement.length
     expected = layout.positions(position_ids.device).expand(layout.batch, layout.length)
-    given = position_ids.expand(layout.batch, -1) if position_ids.ndim else position_ids
-    wrong = given.shape[-1] != length
+    shapes = {(length,), (1, length), (layout.batch, length)}
+    wrong = tuple(position_ids.shape) not in shapes
     if not wrong:
-        given = arrangement.aligned(given)
+        given = arrangement.aligned(position_ids.expand(layout.batch, -1))
         differ = given != expected
         wrong = bool((differ if arrangement.valid is None else differ & arrangement.valid).any())
     if wrong:

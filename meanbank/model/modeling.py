@@ -34,6 +34,7 @@ from meanbank.model.initialization import PLAIN, Draws, initialize_backbone, sta
 from meanbank.model.inputs import (
     check_cache,
     check_documents,
+    check_embeddings,
     check_positions,
     check_targets,
     check_token_ids,
@@ -304,11 +305,7 @@ class MeanbankModel(MeanbankPreTrainedModel):
                     "this model has a bank of values, which is indexed by token id: give "
                     "input_ids, not inputs_embeds"
                 )
-            if inputs_embeds.ndim != 3 or inputs_embeds.shape[2] != self.config.hidden_size:
-                raise ValueError(
-                    f"inputs_embeds must be (batch, tokens, {self.config.hidden_size}), got shape "
-                    f"{tuple(inputs_embeds.shape)}"
-                )
+            check_embeddings(inputs_embeds, self.config.hidden_size)
             return inputs_embeds.to(self.embedding.weight.dtype)
         check_token_ids(input_ids, self.config.vocab_size)
         return self.embedding(input_ids)
@@ -369,7 +366,7 @@ class MeanbankForCausalLM(MeanbankPreTrainedModel, GenerationMixin):
         """
         if targets is not None:
             tokens = input_ids if inputs_embeds is None else inputs_embeds
-            check_targets(targets, tokens, labels, logits_to_keep)
+            check_targets(targets, tokens, labels, logits_to_keep, self.config.vocab_size)
         output = self.model(
             input_ids=input_ids,
             attention_mask=attention_mask,
@@ -423,6 +420,7 @@ class MeanbankForCausalLM(MeanbankPreTrainedModel, GenerationMixin):
             raise ValueError(f"prefill_chunk must be at least 1 token, got {prefill_chunk}")
         check_token_ids(input_ids, self.config.vocab_size)
         batch, length = input_ids.shape
+        cache = one_of(cache, None)
         cache = self.model.new_cache() if cache is None else cache
         mask = new_columns(attention_mask, batch, cache.seen, length)
         check_documents(document_ids, batch, length)
@@ -447,12 +445,14 @@ class MeanbankForCausalLM(MeanbankPreTrainedModel, GenerationMixin):
         return (precise / softcap).tanh_() * softcap  # a copy less of the largest tensor there is
 
     def _target_losses(self, output: Any, targets: Tensor) -> TargetLosses:
-        x, flat, head = output.last_hidden_state.flatten(0, 1), targets.flatten(), self.lm_head
+        x, head = output.last_hidden_state.flatten(0, 1), self.lm_head
+        flat = targets.flatten().to(x.device, torch.long)
         if _is_plain(head):
             softcap = self.config.backbone_parts.logit_softcap
             total, losses = linear_cross_entropy(x, head.weight, flat, softcap=softcap)
         else:
-            total, losses = cross_entropy(self._head(x), flat)
+            logits = self._head(x)
+            total, losses = cross_entropy(logits, flat.to(logits.device))
         return TargetLosses(
             loss=total,
             losses=losses.view_as(targets),
@@ -485,7 +485,9 @@ class MeanbankForCausalLM(MeanbankPreTrainedModel, GenerationMixin):
 
 def _is_plain(head: nn.Module) -> bool:
     """Whether its weight is all there is to a head: not an adapter, and nobody watches it."""
-    own = head._forward_hooks or head._forward_pre_hooks or "forward" in vars(head)
+    hooks = (head._forward_hooks, head._forward_pre_hooks)
+    hooks += (head._backward_hooks, head._backward_pre_hooks)
+    own = any(hooks) or "forward" in vars(head)
     return type(head) is nn.Linear and head.bias is None and not own
 
 

@@ -154,7 +154,7 @@ class TimeMix(Mixer):
             parts = [x[rows, :, span.start : span.stop] for x in inputs]
             read, new = rwkv7_recurrence(*parts, state=matrix[rows] if span.seen else None)
             output[rows, :, span.start : span.stop] = read
-            matrix = matrix.index_copy(0, rows, new)
+            matrix = matrix.to(new.dtype).index_copy(0, rows, new)
         return output, matrix
 
     def _past(
@@ -210,9 +210,9 @@ class TimeMix(Mixer):
         sizes, precise = self.geometry, accumulator_dtype(dtype).itemsize
         matrix = sizes.key_width * sizes.value_dim * precise
         width = (1 + self._keeps_start) * sizes.hidden_size + self.values.tail_width
-        past, token = 0, sizes.key_width * precise  # the decay
-        token += (3 * sizes.key_width + sizes.value_width) * dtype.itemsize
-        if undo:
+        past = 0
+        if undo:  # all that the recurrence reads but the receptance
+            token = 4 * sizes.key_width * precise + sizes.value_width * dtype.itemsize
             past = matrix + min(undo, tokens) * token
         return batch * (matrix + past + tail_nbytes(width, tokens, dtype, undo))
 

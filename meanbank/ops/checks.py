@@ -1,5 +1,6 @@
 """Checks of arguments that attention operators share; each raises ValueError in one line."""
 
+import math
 from typing import Any
 
 from torch import Tensor
@@ -42,6 +43,13 @@ def check_per_head(name: str, tensor: Tensor, query: Tensor) -> None:
             f"{name} must have one entry for each of the {query.shape[1]} query heads, got shape "
             f"{tuple(tensor.shape)}"
         )
+
+
+def whole_rows(wanted: float, seen: int) -> int:
+    """The rows that a budget gives after that many tokens, rounded down."""
+    if not math.isfinite(wanted):
+        raise ValueError(f"budget must give a number of rows, got {wanted} after {seen} tokens")
+    return int(wanted)
 
 
 def check_carried(memory: Any, held: int, settings: str, key: Tensor, value: Tensor) -> None:

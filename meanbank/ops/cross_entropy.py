@@ -50,6 +50,8 @@ def linear_cross_entropy(
         if softcap is not None:
             logits = softcap * torch.tanh(logits.to(accumulator_dtype(logits.dtype)) / softcap)
         return cross_entropy(logits, targets)
+    if not torch.is_grad_enabled():  # a Function's inputs would seem to need gradients still
+        hidden, weight = hidden.detach(), weight.detach()
     total, losses = _InPieces.apply(hidden, weight, targets, softcap)  # type: ignore[misc]
     return total, losses
 
@@ -75,13 +77,15 @@ class _InPieces(torch.autograd.Function):
         ctx: Any, hidden: Tensor, weight: Tensor, targets: Tensor, softcap: float | None
     ) -> tuple[Tensor, Tensor]:
         device, dtype = hidden.device, torch.promote_types(hidden.dtype, weight.dtype)
-        if device.type != "meta" and torch.is_autocast_enabled(device.type):
+        autocast = device.type != "meta" and torch.is_autocast_enabled(device.type)
+        if autocast and dtype != torch.float64:  # which autocast leaves alone
             dtype = torch.get_autocast_dtype(device.type)
         precise = accumulator_dtype(dtype)
-        wanted = any(ctx.needs_input_grad[:2])
+        for_hidden, for_weight = ctx.needs_input_grad[:2]
+        wanted = for_hidden or for_weight
         losses = hidden.new_empty(len(hidden), dtype=precise)
-        hidden_gradient = torch.empty_like(hidden) if wanted else None
-        weight_gradient = torch.zeros_like(weight, dtype=precise) if wanted else None
+        hidden_gradient = torch.empty_like(hidden) if for_hidden else None
+        weight_gradient = torch.zeros_like(weight, dtype=precise) if for_weight else None
         with without_autocast(device):
             read, weights = hidden.to(dtype), weight.to(dtype)
             step = tokens_at_once(len(weight), precise, device)
@@ -90,13 +94,15 @@ class _InPieces(torch.autograd.Function):
                 losses[part], gradient = _piece(
                     (read[part] @ weights.mT).to(precise), targets[part], softcap, wanted
                 )
-                if hidden_gradient is not None and weight_gradient is not None:
-                    gradient = gradient.to(dtype)
+                gradient = gradient.to(dtype)
+                if hidden_gradient is not None:
                     hidden_gradient[part] = gradient @ weights
-                    if dtype == precise:
-                        weight_gradient.addmm_(gradient.mT, read[part])
-                    else:
-                        weight_gradient += gradient.mT @ read[part]
+                if weight_gradient is None:
+                    continue
+                if dtype == precise:
+                    weight_gradient.addmm_(gradient.mT, read[part])
+                else:
+                    weight_gradient += gradient.mT @ read[part]
         if weight_gradient is not None:
             weight_gradient = weight_gradient.to(weight.dtype)
         ctx.save_for_backward(hidden_gradient, weight_gradient)
@@ -106,7 +112,8 @@ class _InPieces(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, slope: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
-        return *(each * slope for each in ctx.saved_tensors), None, None
+        gradients = (each if each is None else each * slope for each in ctx.saved_tensors)
+        return *gradients, None, None
 
 
 def _piece(

@@ -17,8 +17,8 @@ Pairing = Literal["interleaved", "half_split"]
 def _frequencies(rotary_dim: int, theta: float, pairing: Pairing) -> Tensor:
     pairs = rotary_dim // 2
     if pairing == "interleaved":
-        return theta ** -torch.linspace(0, 1, pairs, dtype=torch.float64)
-    return theta ** -(torch.arange(pairs, dtype=torch.float64) / max(pairs, 1))
+        return theta ** -torch.linspace(0, 1, pairs, dtype=torch.float64, device="cpu")
+    return theta ** -(torch.arange(pairs, dtype=torch.float64, device="cpu") / max(pairs, 1))
 
 
 _kept_frequencies = functools.lru_cache(maxsize=64)(_frequencies)

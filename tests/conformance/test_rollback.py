@@ -336,9 +336,10 @@ def test_rows_taken_out_keep_their_own_record(memory):
 
 
 @pytest.mark.parametrize("memory", EVERY_MEMORY)
-def test_what_a_record_costs(memory):
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_what_a_record_costs(memory, dtype):
     """A record is in the bytes and in their closed form; without one nothing grows."""
-    model = small(memory, "projection", dtype=torch.float32)
+    model = small(memory, "projection", dtype=dtype)
     ids = torch.randint(40, (2, 6 * CHUNK))
     plain, cache, largest = model.model.new_cache(), recording(model, CHUNK), 0
     for seen in range(1, ids.shape[1] + 1):

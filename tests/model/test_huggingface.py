@@ -121,6 +121,26 @@ def test_a_cache_of_another_shape_is_refused():
     fewer.num_hidden_layers, fewer.layers = 2, fewer.layers[:2]
     with pytest.raises(ValueError, match="a model with other layers"):
         model(ids, cache=MeanbankCache(fewer))
+    for name, value in {"rope_theta": 77.0, "mlp_token_shift": False}.items():
+        other = copy.deepcopy(model.config)
+        assert getattr(other, name) != value
+        setattr(other, name, value)
+        with pytest.raises(ValueError, match="a model with other layers"):
+            model(ids, cache=MeanbankCache(other))
+    for call in (model, model.prefill):
+        with pytest.raises(ValueError, match="must be a MeanbankCache, got DynamicCache"):
+            call(ids, cache=DynamicCache())
+
+
+@pytest.mark.parametrize("head_dim", [1, 3, 5, 7])
+@pytest.mark.parametrize("backbone", ["gptalpha2", "nanochat"])
+def test_odd_heads_have_a_channel_left_over(backbone, head_dim):
+    plan = [{"memory": "full", "address": {"rotary_fraction": 1.0}}]
+    model = make_model(backbone=backbone, head_dim=head_dim, plan=plan).eval()
+    (geometry,) = {model.config.geometry(each) for each in model.config.plans()}
+    assert geometry.rotary_dim == head_dim - 1
+    ids = torch.randint(50, (1, 9))
+    assert model.generate(ids, max_new_tokens=2, do_sample=False).shape == (1, 11)
 
 
 def test_an_interrupted_call_leaves_the_cache_as_it_was(monkeypatch):
@@ -207,6 +227,14 @@ def test_embeddings_in_place_of_ids():
             {"input_ids": torch.ones(1, 2).long(), "position_ids": torch.tensor([[1, 2]])},
             "contradict",
         ),
+        *(
+            ({"input_ids": torch.ones(1, 2).long(), "position_ids": positions}, "contradict")
+            for positions in (torch.tensor(0), torch.zeros(1, 0), torch.zeros(1, 1, 2))
+        ),
+        (
+            {"input_ids": torch.ones(2, 3).long(), "position_ids": torch.arange(3).expand(3, 3)},
+            "contradict",
+        ),
         ({"input_ids": torch.ones(1, 2).long(), "output_attentions": True}, "not supported"),
         (
             {"input_ids": torch.ones(1, 2).long(), "token_type_ids": torch.ones(1, 2)},
@@ -219,6 +247,60 @@ def test_wrong_input_is_one_clear_line(arguments, message):
     with pytest.raises(ValueError, match=message) as error:
         make_model()(**arguments)
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("targets", "message"),
+    [
+        (torch.ones(1, 3).long(), "targets must have shape"),
+        (torch.ones(1, 2), "targets must be integers"),
+        (torch.ones(1, 2, dtype=torch.bool), "targets must be integers"),
+        (torch.tensor([[1, 50]]), "target 50 is outside"),
+        (torch.tensor([[-1, 3]]), "target -1 is outside"),
+    ],
+)
+def test_wrong_targets_are_one_clear_line(targets, message):
+    model = make_model()
+    with pytest.raises(ValueError, match=message) as error:
+        model(torch.ones(1, 2).long(), targets=targets)
+    assert "\n" not in str(error.value)
+
+
+def test_targets_of_any_integers():
+    model, ids = make_model(), torch.randint(50, (2, 6))
+    targets = torch.randint(50, (2, 6)).masked_fill(torch.rand(2, 6) < 0.3, -100)
+    wanted = model(ids, targets=targets)
+    found = model(ids.int(), targets=targets.int())
+    assert torch.equal(found.losses, wanted.losses) and torch.equal(found.loss, wanted.loss)
+    nothing = model(ids, targets=torch.full_like(ids, -100))
+    assert nothing.loss == 0 and not nothing.losses.any()
+
+
+@pytest.mark.parametrize(
+    ("embeddings", "message"),
+    [
+        (torch.zeros(1, 0, 32), "at least one token"),
+        (torch.zeros(0, 2, 32), "at least one token"),
+        (torch.zeros(1, 2, 31), r"must be \(batch, tokens, 32\)"),
+        (torch.zeros(1, 32), r"must be \(batch, tokens, 32\)"),
+        (torch.zeros(1, 2, 32).long(), "floating-point"),
+    ],
+)
+def test_wrong_embeddings_are_one_clear_line(embeddings, message):
+    model = make_model(plan=PLAN[:2])
+    with pytest.raises(ValueError, match=message) as error:
+        model(inputs_embeds=embeddings)
+    assert "\n" not in str(error.value)
+
+
+def test_any_watched_head_is_called():
+    model, seen = make_model(), []
+    ids = torch.randint(50, (1, 6))
+    model.lm_head.register_full_backward_hook(lambda *_: seen.append("backward"))
+    model(ids, targets=ids).loss.backward()
+    model.lm_head.register_full_backward_pre_hook(lambda *_: seen.append("before"))
+    model(ids, targets=ids).loss.backward()
+    assert seen == ["backward", "before", "backward"]
 
 
 MIXED = {"type": "mixed"}

@@ -5,6 +5,9 @@ import torch
 from torch import nn
 
 from meanbank import MeanbankForCausalLM
+from meanbank.core.layout import Layout
+from meanbank.core.values import DenseValues
+from meanbank.model.attention import attend
 from tests.conformance.models import BACKBONES, MEMORIES, make_model
 from tests.model.hf_models import random_ids
 
@@ -76,3 +79,45 @@ def test_half_precision_generates(memory, dtype, tmp_path):
     exact = MeanbankForCausalLM.from_pretrained(tmp_path)
     error = (logits.float() - decoded(exact, ids)).abs().max()
     assert error < (0.5 if dtype == torch.bfloat16 else 0.1), error
+
+
+@pytest.mark.parametrize("memory", MEMORIES)
+@pytest.mark.parametrize("backbone", BACKBONES)
+def test_padded_batches_under_autocast(memory, backbone):
+    """Norms give fp32 there and products half precision, whatever the device makes of it."""
+    model = make_model(memory, "projection", "grouped", torch.float32, layers=2, backbone=backbone)
+    ids = random_ids(2, 11)
+    mask = torch.ones_like(ids)
+    mask[0, :3] = 0
+    exact = model(ids, attention_mask=mask).logits
+    with torch.autocast("cpu", torch.bfloat16):
+        found = model(ids, attention_mask=mask).logits
+    assert (found - exact)[mask.bool()].abs().max() < 0.5
+
+
+@pytest.mark.parametrize("memory", ["full", "sliding_window", "block_window"])
+def test_reads_in_another_precision_than_queries(memory):
+    """As a GPU's autocast does it."""
+    attention = make_model(memory, "projection", "heads", torch.float32).model.layers[0].attention
+    query, key = torch.randn(2, 2, 4, 7, 8)
+    values = DenseValues(torch.randn(2, 4, 7, 6))
+    layout = Layout.ragged((0, 0), [[7], [2, 3]])
+    inputs = (query, key, values, torch.randn(2, 7, 24), None, layout)
+    wanted, _ = attend(attention.memory, *inputs)
+    with torch.autocast("cpu", torch.bfloat16):
+        found, _ = attend(attention.memory, *inputs)
+    assert (found - wanted).abs().max() < 0.1
+    assert not found[1, :, 5:].any()
+
+
+def test_rows_of_rwkv7_go_on_in_another_precision():
+    """As rows alone do: the matrix becomes as precise as what is read with it."""
+    model = make_model("rwkv7", "projection", "heads", torch.float32, layers=2)
+    ids, mask = random_ids(2, 9), torch.ones(2, 9)
+    cache = model(ids).cache
+    mask[0, :4] = 0
+    mask = torch.cat([torch.ones(2, 9), mask], dim=1)
+    wanted = model(ids, attention_mask=mask, cache=cache.select([0, 1])).logits
+    found = model.double()(ids, attention_mask=mask, cache=cache).logits
+    assert found.dtype == torch.float64
+    torch.testing.assert_close(found.float(), wanted, rtol=0, atol=1e-4)

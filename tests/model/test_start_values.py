@@ -108,6 +108,14 @@ def test_a_bank_takes_the_place_of_the_projection_that_would_be_there(backbone):
     torch.testing.assert_close(banked.model.layers[1].attention.values.table, expected)
 
 
+def test_a_table_of_rwkv7_draws_by_its_name_too():
+    rwkv7, bank = {"memory": "rwkv7"}, {"values": {"type": "bank"}}
+    last = small(plan=[rwkv7, {"where": [1], **bank}])
+    every = small(plan=[rwkv7, bank])
+    one, other = (model.model.layers[1].attention.values.table for model in (last, every))
+    assert torch.equal(one, other)
+
+
 def test_two_models_in_a_row_start_differently():
     first, second = (MeanbankForCausalLM(small().config) for _ in range(2))
     assert torch.equal(first.lm_head.weight, second.lm_head.weight)  # each after the same seed

@@ -117,7 +117,46 @@ def test_only_the_loss_where_no_gradient_is_wanted():
     assert torch.equal(total, alone[0]) and torch.equal(losses, alone[1])
     frozen, _ = linear_cross_entropy(hidden, weight.detach(), targets)
     (gradient,) = torch.autograd.grad(frozen, hidden)
-    assert torch.equal(gradient, torch.autograd.grad(total, hidden)[0])
+    assert torch.equal(gradient, torch.autograd.grad(total, hidden, retain_graph=True)[0])
+    frozen, _ = linear_cross_entropy(hidden.detach(), weight, targets)
+    (gradient,) = torch.autograd.grad(frozen, weight)
+    assert torch.equal(gradient, torch.autograd.grad(total, weight)[0])
+
+
+class Products(TorchDispatchMode):
+    """Counts matrix products."""
+
+    count = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.count += func.overloadpacket in (torch.ops.aten.mm, torch.ops.aten.addmm_)
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize(
+    ("hidden_wanted", "weight_wanted", "grad", "count"),
+    [(1, 1, True, 3), (1, 0, True, 2), (0, 1, True, 2), (0, 0, True, 1), (1, 1, False, 1)],
+)
+def test_only_the_products_of_gradients_that_are_wanted(
+    hidden_wanted, weight_wanted, grad, count, monkeypatch
+):
+    monkeypatch.setattr(module, "PIECE", {"cpu": (1, 100)})  # one piece
+    hidden, weight, targets = operands(8)
+    hidden.requires_grad_(bool(hidden_wanted)), weight.requires_grad_(bool(weight_wanted))
+    with torch.set_grad_enabled(grad), Products() as products:
+        linear_cross_entropy(hidden, weight, targets)
+    assert products.count == count
+
+
+def test_autocast_leaves_double_precision_alone():
+    arguments = operands(8)
+    exact = with_gradients(*arguments)
+    with torch.autocast("cpu", torch.bfloat16):
+        found = with_gradients(*arguments)
+        wanted = with_gradients(*arguments, backend="reference")
+    assert all(map(torch.equal, found, exact))
+    for ours, theirs in zip(found, wanted, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-12)
 
 
 def test_an_unknown_backend():

@@ -312,6 +312,8 @@ def test_tiny_and_huge_activations_stay_finite(scale):
         ({"temperature": torch.zeros(3)}, "temperature must have one entry"),
         ({"chunk_size": 0}, "chunk_size must be positive, got 0"),
         ({"budget": 12}, "budget must be a function"),
+        ({"budget": lambda seen: math.inf, "chunk_size": 2}, "got inf after 2 tokens"),
+        ({"budget": lambda seen: math.nan, "chunk_size": 2}, "got nan after 2 tokens"),
     ],
 )
 def test_wrong_input_is_one_clear_line(change, message):

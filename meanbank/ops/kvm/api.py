@@ -1,6 +1,5 @@
 """`kvm_attention`: checks its arguments and picks a backend."""
 
-import math
 import numbers
 from collections.abc import Callable
 
@@ -9,7 +8,7 @@ from torch import Tensor
 
 from meanbank.core.config import choose
 from meanbank.core.precision import accumulator_dtype, without_autocast
-from meanbank.ops.checks import check_attention, check_carried, check_per_head
+from meanbank.ops.checks import check_attention, check_carried, check_per_head, whole_rows
 from meanbank.ops.kvm.common import KVMWeights
 from meanbank.ops.kvm.fused import kvm_attention_fused
 from meanbank.ops.kvm.memory import KVMMemory, KVMUpdate
@@ -226,14 +225,8 @@ def _check_memory(
 
 def _as_function(budget: Callable[[int], float] | int) -> Callable[[int], int]:
     if callable(budget):
-        return lambda seen: _rows(budget(seen), seen)
+        return lambda seen: whole_rows(budget(seen), seen)
     if isinstance(budget, bool) or not isinstance(budget, numbers.Integral) or budget < 1:
         raise ValueError(f"budget must be a function or a positive number of rows, got {budget!r}")
     rows = int(budget)
     return lambda seen: rows
-
-
-def _rows(wanted: float, seen: int) -> int:
-    if not math.isfinite(wanted):
-        raise ValueError(f"budget must give a number of rows, got {wanted} after {seen} tokens")
-    return int(wanted)

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from meanbank.core.precision import accumulator_dtype
+from meanbank.ops.checks import whole_rows
 from meanbank.ops.kvm.common import gather, spans
 from meanbank.ops.kvm.reference import add_rows, append, per_head, split
 from meanbank.ops.kvm.routing import ascending, first_argmax
@@ -49,7 +50,7 @@ def ovq_attention_reference(
         parts, split((query,), parts, dim=3), split((key, value), parts), strict=True
     ):
         if start and start % chunk_size == 0:  # a token arrives after a whole chunk
-            rows = take_in(rows, window_key, window_value, int(budget(start)), trace)
+            rows = take_in(rows, window_key, window_value, whole_rows(budget(start), start), trace)
             window_key, window_value = key[:, :, :0], value[:, :, :0]
         window_key = append(window_key, block_key)
         window_value = append(window_value, block_value)
