@@ -222,17 +222,6 @@ def join(states: Sequence[Any]) -> Any:
     return first
 
 
-def _shape(node: Any) -> Any:
-    """Shapes and plain data of a tree: equal for states that `join` can put together."""
-    if isinstance(node, Tensor):
-        return node.shape
-    if isinstance(node, State):
-        instance: Any = node
-        fields = dataclasses.fields(instance)
-        return (type(node), *(_shape(getattr(node, field.name)) for field in fields))
-    return tuple(map(_shape, node)) if isinstance(node, tuple) else node
-
-
 @dataclasses.dataclass(frozen=True)
 class RowStates(State):
     """States of batch rows that are at different places.
@@ -355,32 +344,35 @@ def by_place(state: Any, seen: tuple[int, ...]) -> Iterator[tuple[int, int, Any]
         yield len(rows), seen[rows[0]], part
 
 
-def check_tensors(state: Any, kind: type[State], **expected: Tensor | tuple[int, ...] | None):
-    """Raise ValueError unless `state` is a `kind` and its named tensors are as expected.
-
-    A shape stands for a floating-point tensor, a tensor for one of its shape and kind of dtype.
-    """
-    if not isinstance(state, kind):
+def check_kind(state: Any, kind: type) -> None:
+    """Raise ValueError unless `state` is a `kind`."""
+    if type(state) is not kind:
         raise ValueError(f"expected {kind.__name__}, got {type(state).__name__}")
-    for name, wanted in expected.items():
-        tensor = getattr(state, name)
-        if wanted is None or not isinstance(tensor, Tensor):
-            if tensor is not wanted:
-                raise ValueError(f"{name} must be {'none' if wanted is None else 'a tensor'}")
-            continue
-        like = torch.empty(wanted, device="meta") if isinstance(wanted, tuple) else wanted
-        if tensor.shape != like.shape:
+
+
+def check_like(state: Any, like: Any, name: str = "it") -> None:
+    """Raise ValueError unless a tree is as another one, whose tensors may be without data.
+
+    Classes, plain data, shapes and dtypes have to agree; floating-point numbers may be in another
+    precision.
+    """
+    if isinstance(like, State):
+        check_kind(state, type(like))
+        instance: Any = like
+        for field in dataclasses.fields(instance):
+            check_like(getattr(state, field.name), getattr(like, field.name), field.name)
+    elif isinstance(like, Tensor):
+        if not isinstance(state, Tensor):
+            raise ValueError(f"{name} must be a tensor, got {type(state).__name__}")
+        if state.shape != like.shape:
             shape = tuple(like.shape)
-            raise ValueError(f"{name} must have shape {shape}, got {tuple(tensor.shape)}")
-        kinds = tensor.is_floating_point(), like.is_floating_point()
-        if not all(kinds) and tensor.dtype != like.dtype:
-            raise ValueError(f"{name} must not be of {tensor.dtype}")
-
-
-def check_records_nothing(holds: bool) -> None:
-    """Raise ValueError unless a state keeps nothing but what it needs to go on."""
-    if not holds:
-        raise ValueError("a record of earlier tokens is not expected here")
+            raise ValueError(f"{name} must have shape {shape}, got {tuple(state.shape)}")
+        floating = state.is_floating_point() and like.is_floating_point()
+        if not floating and state.dtype != like.dtype:
+            raise ValueError(f"{name} must not be of {state.dtype}")
+    elif type(state) is not type(like) or state != like:
+        found = type(state).__name__ if isinstance(state, (State, Tensor)) else state
+        raise ValueError(f"{name} must be {like}, got {found}")
 
 
 def check_at_least(name: str, tensor: Tensor, least: float) -> None:

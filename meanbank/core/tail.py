@@ -1,14 +1,13 @@
 """Tail: the last tokens of each row, which the next call looks back on."""
 
 import dataclasses
-from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from meanbank.core.record import Record
-from meanbank.core.state import State, check_records_nothing, check_tensors, join
+from meanbank.core.state import State, join
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,17 +56,6 @@ class Tail(State):
             return self
         depths = tuple(min(depth, record.undo) for depth in self.depths)
         return Tail(self.tokens[:, -1 - max(depths) :].clone(), depths)
-
-
-def check_tail(tail: Any, batch: int, width: int) -> None:
-    """Raise ValueError unless it is the last token of `batch` rows and nothing before; None where
-    width is 0."""
-    if not width:
-        if tail is not None:
-            raise ValueError(f"expected no last tokens, got {type(tail).__name__}")
-        return
-    check_tensors(tail, Tail, tokens=(batch, 1, width))
-    check_records_nothing(tail.depths == (0,) * batch)
 
 
 def tail_like(batch: int, width: int, dtype: torch.dtype) -> Tail | None:

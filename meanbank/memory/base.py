@@ -13,7 +13,7 @@ from meanbank.core.conventions import Conventions
 from meanbank.core.flops import Flops, products
 from meanbank.core.geometry import Geometry
 from meanbank.core.layout import Span
-from meanbank.core.state import State
+from meanbank.core.state import State, check_like
 from meanbank.core.values import Values
 
 
@@ -167,20 +167,10 @@ class Memory(nn.Module, abc.ABC):
     ) -> None:
         """Raise ValueError unless `state` is one that `seen` tokens of `batch` rows can leave.
 
-        A context file is checked with it, first without data (tensors on torch's meta device).
-        stored: a tensor without data in the form in which the value source keeps so many tokens.
-        By default anything passes that is batch first and within the bound on bytes.
+        Tensors may be on torch's meta device, without data. stored: a tensor without data in the
+        form in which the value source keeps so many tokens.
         """
-        if not isinstance(state, State):
-            raise ValueError(f"expected a state, got {type(state).__name__}")
-        for tensor in state.tensors():
-            if tensor.ndim == 0 or len(tensor) != batch:
-                raise ValueError(f"a tensor of shape {tuple(tensor.shape)} is not of {batch} rows")
-        widest = torch.float64
-        value_nbytes = stored(1).numel() // batch * widest.itemsize
-        most = self.nbytes_max(seen, batch, widest, value_nbytes)
-        if state.nbytes() > most:
-            raise ValueError(f"{state.nbytes()} bytes are more than {seen} tokens can leave")
+        check_like(state, self.state_like(seen, batch, torch.float32, stored))
 
     def read_flops(self, pairs: int) -> Flops:
         """FLOPs of scores and weighted sums for so many (query, visible row) pairs a head."""

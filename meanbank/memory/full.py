@@ -9,7 +9,6 @@ from meanbank.core.bags import by_bags
 from meanbank.core.flops import Flops
 from meanbank.core.geometry import Geometry
 from meanbank.core.room import appended
-from meanbank.core.state import check_tensors
 from meanbank.core.values import joined
 from meanbank.memory.base import Memory, MemoryConfig, MemoryState, Usage
 from meanbank.ops.attention import attention_of_one, full_attention
@@ -60,10 +59,6 @@ class FullMemory(Memory):
             values = values.after(state.values)
         output = full_attention(query, key, values.dense().to(query.dtype))
         return output, FullState(key, values.stored())
-
-    def check_state(self, state, batch, seen, stored):
-        key = (batch, self.geometry.num_kv_heads, seen, self.geometry.key_dim)
-        check_tensors(state, FullState, key=key, values=stored(seen))
 
     def rows_max(self, tokens: int) -> int:
         return tokens

@@ -13,7 +13,7 @@ from meanbank.core.conventions import Conventions
 from meanbank.core.flops import Flops, linear_flops
 from meanbank.core.geometry import Geometry
 from meanbank.core.precision import accumulator_dtype, without_autocast
-from meanbank.core.state import check_at_least, check_tensors
+from meanbank.core.state import check_at_least
 from meanbank.memory.base import MemoryConfig
 from meanbank.memory.budgets import Budget, PowerLaw
 from meanbank.memory.operator import UPDATES_TO_CATCH_UP, OperatorMemory, marked
@@ -201,29 +201,10 @@ class KeyValueMeans(OperatorMemory):
             rows += min(max(wanted - rows, 0), chunk)
         return rows
 
-    def check_memory(self, memory, batch, seen):
-        check_tensors(memory, KVMMemory)
-        sizes = self.geometry
-        held = self.held_after(seen)
-        window = (batch, sizes.num_kv_heads, held.exact)
-        if memory.seen != seen:
-            raise ValueError(f"a memory after {memory.seen} tokens in a row of {seen}")
-        check_tensors(
-            memory,
-            KVMMemory,
-            window_key=(*window, sizes.key_dim),
-            window_value=None,
-            window_gate=None if self.gate is None else window,
-        )
-        if not held.older:
-            if memory.rows is not None:
-                raise ValueError(f"no rows are expected after {seen} tokens")
-            return seen
-        rows = (batch, sizes.num_kv_heads, held.rows)
-        shapes = {"key": (*rows, sizes.key_dim), "value": (*rows, sizes.value_dim), "scale": rows}
-        check_tensors(memory.rows, KVMRows, **shapes)
-        check_at_least("scale", memory.rows.scale, 0 if self.config.value_scale == "radius" else 1)
-        return held.exact
+    def check_state(self, state, batch, seen, stored):
+        super().check_state(state, batch, seen, stored)
+        if (rows := state.memory.rows) is not None:
+            check_at_least("scale", rows.scale, 0 if self.config.value_scale == "radius" else 1)
 
     def memory_like(self, rows, window_key, seen):
         gate = None
@@ -232,10 +213,6 @@ class KeyValueMeans(OperatorMemory):
                 window_key.shape[:3], dtype=accumulator_dtype(window_key.dtype)
             )
         return KVMMemory(rows and KVMRows(*rows), window_key, None, gate, seen)
-
-    def rows_max(self, tokens: int) -> int:
-        window = self.config.window_chunks * self.config.chunk_size
-        return self.older_rows_max(tokens) + min(tokens, window)
 
     def schedule(self, tokens: int) -> Iterator[tuple[int, int]]:
         """Tokens seen and rows afterwards, for each update within the first `tokens` tokens."""

@@ -12,7 +12,6 @@ from meanbank.core.derived import derived, keep
 from meanbank.core.geometry import Geometry
 from meanbank.core.precision import accumulator_dtype
 from meanbank.core.record import Record
-from meanbank.core.state import check_records_nothing, check_tensors
 from meanbank.core.values import Values, joined
 from meanbank.memory.base import Memory, MemoryState, Usage
 from meanbank.ops.attention import BlockRule
@@ -125,6 +124,9 @@ class OperatorMemory(Memory):
     def older_rows_max(self, tokens: int) -> int:
         """A bound on the rows of older tokens within the first `tokens` tokens."""
 
+    def rows_max(self, tokens: int) -> int:
+        return self.older_rows_max(tokens) + min(tokens, self.window.span)
+
     def forward(self, query, key, values, gate_input, state, span):
         leaves = self._leaves(span.seen, span.total)
         if state is not None and span.length == 1 and not leaves and not torch.is_grad_enabled():
@@ -197,17 +199,6 @@ class OperatorMemory(Memory):
         if state is None:
             return [torch.zeros(*key.shape[:2], 0, dtype=torch.int32, device=key.device)]
         return None if state.destination is None else [state.destination]
-
-    @abc.abstractmethod
-    def check_memory(self, memory: Any, batch: int, seen: int) -> int:
-        """Raise ValueError unless the operator's memory is one that `seen` tokens of `batch` rows
-        can leave; returns the tokens of its window."""
-
-    def check_state(self, state, batch, seen, stored):
-        check_tensors(state, OperatorState)
-        check_records_nothing((state.depth, state.past, state.destination) == (0, (), None))
-        length = self.check_memory(state.memory, batch, seen)
-        check_tensors(state, OperatorState, values=stored(length))
 
     def _leaves(self, start: int, stop: int) -> range:
         """Positions in [start, stop) of the tokens that make a block leave the window."""

@@ -13,7 +13,7 @@ from meanbank.core.conventions import Conventions
 from meanbank.core.flops import Flops
 from meanbank.core.geometry import Geometry
 from meanbank.core.precision import accumulator_dtype
-from meanbank.core.state import check_at_least, check_tensors
+from meanbank.core.state import check_at_least
 from meanbank.memory.base import MemoryConfig
 from meanbank.memory.budgets import Budget, Saturating
 from meanbank.memory.operator import UPDATES_TO_CATCH_UP, OperatorMemory, marked
@@ -109,28 +109,13 @@ class OVQAttention(OperatorMemory):
             rows += min(max(math.floor(self.config.budget(seen)) - rows, 0), chunk)
         return rows
 
-    def check_memory(self, memory, batch, seen):
-        check_tensors(memory, OVQMemory)
-        sizes, held = self.geometry, self.held_after(seen)
-        if memory.seen != seen:
-            raise ValueError(f"a memory after {memory.seen} tokens in a row of {seen}")
-        window = (batch, sizes.num_kv_heads, held.exact, sizes.key_dim)
-        check_tensors(memory, OVQMemory, window_key=window, window_value=None)
-        if not held.older:
-            if memory.rows is not None:
-                raise ValueError(f"no rows are expected after {seen} tokens")
-            return seen
-        rows = (batch, sizes.num_kv_heads, held.rows)
-        shapes = {"key": (*rows, sizes.key_dim), "value": (*rows, sizes.value_dim), "count": rows}
-        check_tensors(memory.rows, OVQRows, **shapes)
-        check_at_least("count", memory.rows.count, 1)
-        return held.exact
+    def check_state(self, state, batch, seen, stored):
+        super().check_state(state, batch, seen, stored)
+        if (rows := state.memory.rows) is not None:
+            check_at_least("count", rows.count, 1)
 
     def memory_like(self, rows, window_key, seen):
         return OVQMemory(rows and OVQRows(*rows), window_key, None, seen)
-
-    def rows_max(self, tokens: int) -> int:
-        return self.older_rows_max(tokens) + min(tokens, self.config.chunk_size)
 
     def schedule(self, tokens: int) -> Iterator[tuple[int, int, int]]:
         """Tokens seen, rows before and rows after, for each update within the first tokens."""

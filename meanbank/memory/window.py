@@ -9,7 +9,7 @@ from torch import Tensor
 from meanbank.core.flops import Flops
 from meanbank.core.geometry import Geometry
 from meanbank.core.record import Record
-from meanbank.core.state import as_index, check_records_nothing, check_tensors
+from meanbank.core.state import as_index
 from meanbank.core.values import joined, selected
 from meanbank.memory.base import Memory, MemoryState, Usage
 from meanbank.ops.attention import attention_of_one
@@ -101,14 +101,6 @@ class WindowMemory(Memory):
         kept = kept_of(self.window, since, span.total - depth, span.total).to(key.device)
         keys, stored = key.index_select(2, kept), values.stored(kept)
         return output, WindowState(self.window, keys, stored, span.total, depth)
-
-    def check_state(self, state, batch, seen, stored):
-        kept = self.held_after(seen).exact
-        key = (batch, self.geometry.num_kv_heads, kept, self.geometry.key_dim)
-        check_tensors(state, WindowState, key=key, values=stored(kept))
-        check_records_nothing(state.depth == 0)
-        if (state.window, state.seen) != (self.window, seen):
-            raise ValueError(f"expected {self.window} after {seen} tokens")
 
     def rows_max(self, tokens: int) -> int:
         return min(tokens, self.window.span + self.window.sink)

@@ -15,7 +15,8 @@ from meanbank.core.state import (
     State,
     as_index,
     by_place,
-    check_tensors,
+    check_kind,
+    check_like,
     gathered,
     joined_by_place,
     rows_of,
@@ -141,12 +142,12 @@ class SoftmaxAttention(Mixer):
         return AttentionState(address, self.values.state_like(batch, dtype), memory)
 
     def check_state(self, state: Any, seen: tuple[int, ...]) -> None:
-        check_tensors(state, AttentionState)
-        self.address.check_state(state.address, len(seen))
-        self.values.check_state(state.values, len(seen))
+        check_kind(state, AttentionState)
         for batch, count, held in by_place(state.memory, seen):
             stored = functools.partial(self.values.stored_like, batch)
             self.memory.check_state(held, batch, count, stored)
+        for name, part in (("address", self.address), ("values", self.values)):
+            check_like(getattr(state, name), part.state_like(len(seen), torch.float32), name)
 
     def flops_by_part(self, tokens: int) -> dict[str, Flops]:
         return {

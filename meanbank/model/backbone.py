@@ -35,11 +35,6 @@ class Stem(nn.Module, abc.ABC):
     def alone(self, embedded: Tensor) -> Tensor:
         """x0 of tokens without a predecessor: (N, hidden_size) -> (N, hidden_size)."""
 
-    def check_state(self, state: Any, batch: int) -> None:
-        """Raise ValueError unless `state` is one that it may carry on for `batch` rows."""
-        if state is not None:
-            raise ValueError(f"expected no state of the stem, got {type(state).__name__}")
-
     def initialize(self) -> None:
         """Start values."""
 

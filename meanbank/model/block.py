@@ -9,8 +9,8 @@ from torch import Tensor, nn
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from meanbank.core.context import Context
-from meanbank.core.state import State, check_tensors
-from meanbank.core.tail import Tail, check_tail, tail_like, tail_nbytes
+from meanbank.core.state import State, check_kind, check_like
+from meanbank.core.tail import Tail, tail_like, tail_nbytes
 from meanbank.model.attention import SoftmaxAttention
 from meanbank.model.config import MeanbankConfig
 from meanbank.model.layers import MLP
@@ -86,9 +86,9 @@ class Block(GradientCheckpointingLayer):
 
     def check_state(self, state: Any, seen: tuple[int, ...]) -> None:
         """See `Mixer.check_state`."""
-        check_tensors(state, BlockState)
-        check_tail(state.mlp, len(seen), self.mlp.tail_width)
+        check_kind(state, BlockState)
         self.attention.check_state(state.attention, seen)
+        check_like(state.mlp, tail_like(len(seen), self.mlp.tail_width, torch.float32), "mlp")
 
     def state_like(self, tokens: int, batch: int, dtype: torch.dtype) -> BlockState:
         """See `Mixer.state_like`."""

@@ -19,7 +19,7 @@ from torch import Tensor
 from meanbank.core.errors import ContextFileError, one_line
 from meanbank.core.precision import accumulator_dtype
 from meanbank.core.record import NOTHING
-from meanbank.core.state import State
+from meanbank.core.state import State, check_like
 from meanbank.core.state_tree import flatten, restored
 from meanbank.core.tensor_file import (
     Entry,
@@ -307,7 +307,7 @@ def _check_states(backbone: Any, states: list[Any], lengths: tuple[int, ...]) ->
             block.check_state(state, lengths)
     if backbone.stem.carries:
         with _told("stem"):
-            backbone.stem.check_state(states[-1], len(lengths))
+            check_like(states[-1], backbone.stem.state_like(len(lengths), torch.float32))
 
 
 def _check_ids(name: str, ids: Tensor, vocabulary: int) -> None:

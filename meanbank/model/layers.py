@@ -2,7 +2,6 @@
 
 import abc
 import dataclasses
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -11,8 +10,8 @@ from transformers import initialization as init
 from meanbank.core.flops import Flops, linear_flops
 from meanbank.core.geometry import Geometry, split_heads
 from meanbank.core.layout import Layout
-from meanbank.core.state import State, check_tensors
-from meanbank.core.tail import Tail, check_tail, tail_like
+from meanbank.core.state import State
+from meanbank.core.tail import Tail, tail_like
 from meanbank.model.plan import AddressPlan
 from meanbank.ops.token_shift import shift_start, token_shift
 
@@ -75,16 +74,6 @@ class Address(nn.Module, abc.ABC):
         query, key = tails
         assert query is not None and key is not None
         return AddressState(query, key)
-
-    def check_state(self, state: Any, batch: int) -> None:
-        """Raise ValueError unless `state` is one that it may carry on for `batch` rows."""
-        if self.query_shift is None or self.key_shift is None:
-            if state is not None:
-                raise ValueError(f"expected no state of the address, got {type(state).__name__}")
-            return
-        check_tensors(state, AddressState)
-        check_tail(state.query, batch, len(self.query_shift))
-        check_tail(state.key, batch, len(self.key_shift))
 
     def forward(
         self, x: Tensor, state: AddressState | None, layout: Layout

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from meanbank.core.context import Context
 from meanbank.core.flops import Flops
 from meanbank.core.geometry import Geometry
-from meanbank.core.state import State
+from meanbank.core.state import State, check_like
 from meanbank.model.backbone import Backbone
 from meanbank.model.plan import LayerPlan
 from meanbank.values import Place, ValueSource
@@ -49,12 +49,12 @@ class Mixer(nn.Module, abc.ABC):
         """The state after exactly `tokens` tokens of `batch` rows, none of which can be forgotten:
         without data, on torch's meta device."""
 
-    @abc.abstractmethod
     def check_state(self, state: Any, seen: tuple[int, ...]) -> None:
         """Raise ValueError unless `state` is one that so many tokens of each row can leave.
 
-        Tensors may be on torch's meta device, without data.
+        A context file is checked with it, first without data (tensors on torch's meta device).
         """
+        check_like(state, self.state_like(max(seen), len(seen), torch.float32))
 
     @abc.abstractmethod
     def flops_by_part(self, tokens: int) -> dict[str, Flops]:

@@ -15,7 +15,7 @@ from meanbank.core.conventions import Conventions
 from meanbank.core.flops import Flops, linear_flops
 from meanbank.core.geometry import Geometry
 from meanbank.core.layout import Layout
-from meanbank.core.tail import Tail, check_tail, tail_like, tail_nbytes
+from meanbank.core.tail import Tail, tail_like, tail_nbytes
 from meanbank.model.backbone import Backbone, StartValues, Stem, default_linear
 from meanbank.model.layers import Address
 from meanbank.model.plan import AddressPlan
@@ -48,9 +48,6 @@ class SmearStem(Stem):
         before = layout.before(x, state, zero=True)
         gate = self.mix * torch.sigmoid(self.gate(x[..., : self.gate.in_features]))
         return x + gate * before, layout.last(x, state)
-
-    def check_state(self, state, batch):
-        check_tail(state, batch, self.hidden_size)
 
     def alone(self, embedded: Tensor) -> Tensor:
         return self.norm(embedded)

@@ -15,8 +15,8 @@ from meanbank.core.geometry import Geometry, merge_heads, split_heads
 from meanbank.core.layout import Layout
 from meanbank.core.precision import accumulator_dtype
 from meanbank.core.record import Record
-from meanbank.core.state import State, check_records_nothing, check_tensors
-from meanbank.core.tail import Tail, check_tail, tail_like, tail_nbytes
+from meanbank.core.state import State
+from meanbank.core.tail import Tail, tail_like, tail_nbytes
 from meanbank.model.backbone import Backbone
 from meanbank.model.mixer import Mixer
 from meanbank.model.plan import LayerPlan
@@ -224,15 +224,6 @@ class TimeMix(Mixer):
         assert last is not None
         start = tail_like(batch, sizes.hidden_size * self._keeps_start, dtype)
         return TimeMixState(last, start, matrix, self.values.state_like(batch, dtype), None)
-
-    def check_state(self, state: Any, seen: tuple[int, ...]) -> None:
-        batch, sizes = len(seen), self.geometry
-        matrix = (batch, sizes.num_heads, sizes.value_dim, sizes.key_dim)
-        check_tensors(state, TimeMixState, matrix=matrix)
-        check_records_nothing(state.past is None)
-        check_tail(state.last, batch, sizes.hidden_size)
-        check_tail(state.start, batch, sizes.hidden_size * self._keeps_start)
-        self.values.check_state(state.values, batch)
 
     def flops_by_part(self, tokens: int) -> dict[str, Flops]:
         """See `Mixer.flops_by_part`.

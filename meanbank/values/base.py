@@ -171,11 +171,6 @@ class ValueSource(nn.Module, abc.ABC):
         """What it carries on after some token of `batch` rows, without data."""
         return tail_like(batch, self.tail_width, dtype)
 
-    def check_state(self, state: Any, batch: int) -> None:
-        """Raise ValueError unless `state` is one that it may carry on for `batch` rows."""
-        if state is not None:
-            raise ValueError(f"expected no state of the values, got {type(state).__name__}")
-
     @property
     def tail_width(self) -> int:
         """Numbers that its own state holds for one sequence."""

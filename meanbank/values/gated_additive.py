@@ -82,9 +82,6 @@ class GatedAdditiveValues(ValueSource):
         rows = look_up(context.token_ids, self.table, self.sparse_gradients)
         return (gate[..., None] * rows.unflatten(-1, (gate.shape[-1], -1))).flatten(2)
 
-    def check_state(self, state, batch):
-        self.contextual.check_state(state, batch)
-
     @property
     def tail_width(self) -> int:
         return self.contextual.tail_width

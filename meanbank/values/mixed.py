@@ -142,9 +142,6 @@ class MixedValues(ValueSource):
         shared = (self.contextual if self.other is None else self.other).publish_flops
         return self.contextual.publish_flops(tokens) + shared(tokens)
 
-    def check_state(self, state, batch):
-        self.contextual.check_state(state, batch)
-
     @property
     def tail_width(self) -> int:
         return self.contextual.tail_width

@@ -11,7 +11,6 @@ from meanbank.core.context import Context
 from meanbank.core.conventions import Conventions, TokenShift, ValueResidual
 from meanbank.core.flops import Flops, linear_flops
 from meanbank.core.geometry import Geometry, split_heads
-from meanbank.core.tail import check_tail
 from meanbank.core.values import DenseValues
 from meanbank.ops.token_shift import shift_start, token_shift
 from meanbank.values.base import Place, ValueSource, ValueSourceConfig, learned_or, restart, scaled
@@ -105,9 +104,6 @@ class ProjectedValues(ValueSource):
             init.copy_(self.shift, shift_start(self.shift, 0.7 * ratio))
         if self.residual is not None:
             self.residual.initialize()
-
-    def check_state(self, state, batch):
-        check_tail(state, batch, self.tail_width)
 
     @property
     def tail_width(self) -> int:

@@ -258,7 +258,7 @@ FORGERIES = {
     "negative integers": lambda parts: numbers(parts, VALUES, torch.int32).fill_(-1),
     "belongs to no state": one_more_tensor,
     "is missing": without_a_tensor,
-    "a memory after 22 tokens": set_word(MEMORY + ".seen", "22"),
+    "seen must be 21, got 22": set_word(MEMORY + ".seen", "22"),
     "expected KVMRows, got OVQRows": other_rows,
     "is no value of a state": no_class,
     "has version '2'": set_word("version", "2"),
