@@ -11,7 +11,7 @@ BIN   := .venv/bin
 STAMP := .venv/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo bench docs test format lint types wheel check clean
+.PHONY: help setup demo bench docs test device format lint types wheel check clean
 
 help: ## list the targets
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /  make \1|/' | column -t -s '|'
@@ -51,6 +51,9 @@ docs: setup ## build the site of documentation: docs/_build/html
 
 test: setup ## run the tests
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS)
+
+device: setup ## check a GPU against the CPU, or an emulated one where there is none
+	OMP_NUM_THREADS=1 $(BIN)/python -m tests.check_device
 
 format: setup ## format the code and fix what ruff can fix
 	$(BIN)/ruff format .
