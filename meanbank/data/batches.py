@@ -50,7 +50,7 @@ class Batch:
 
     def parts(self, count: int) -> "list[Batch]":
         """Its rows in so many parts, in order, whose sizes differ by at most one."""
-        rows = torch.arange(len(self.input_ids)).tensor_split(count)
+        rows = torch.arange(len(self.input_ids), device="cpu").tensor_split(count)
         documents = self.document_ids
         return [
             Batch(

@@ -6,7 +6,7 @@ from typing import Literal
 import torch
 
 from meanbank.data.batches import IGNORED, Batch
-from meanbank.data.recall import distinct
+from meanbank.data.recall import distinct, integers
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,9 +65,9 @@ def mqar_batch(
     values = config.keys + distinct(generator, batch_size, config.values, pairs)
     positions = 2 * pairs + 2 * _gaps(generator, batch_size, length, pairs, config.power_a)
 
-    input_ids = torch.full((batch_size, length), config.keys + config.values)
+    input_ids = keys.new_full((batch_size, length), config.keys + config.values)
     if config.non_queries == "random":
-        input_ids += torch.randint(config.fillers, (batch_size, length), generator=generator)
+        input_ids += integers(generator, config.fillers, batch_size, length)
     input_ids[:, : 2 * pairs : 2] = keys
     input_ids[:, 1 : 2 * pairs : 2] = values
     input_ids.scatter_(1, positions, keys)
@@ -77,7 +77,7 @@ def mqar_batch(
 
 def gap_weights(places: int, power_a: float) -> torch.Tensor:
     """The chance of each of `places` places to be drawn first, the nearest one first: (places,)."""
-    weights = torch.arange(1, places + 1, dtype=torch.float64) ** (power_a - 1)
+    weights = torch.arange(1, places + 1, dtype=torch.float64, device="cpu") ** (power_a - 1)
     return weights / weights.sum()
 
 
@@ -88,7 +88,8 @@ def _gaps(
     weights = gap_weights((length - 2 * pairs) // 2, power_a)
     shape = (batch_size, len(weights))
     # Exponential waits with these rates end in the order of weighted draws without replacement.
-    waits = torch.empty(shape, dtype=torch.float64).exponential_(generator=generator) / weights
+    waits = torch.empty(shape, dtype=torch.float64, device="cpu")
+    waits = waits.exponential_(generator=generator) / weights
     return waits.argsort(dim=1)[:, :pairs]
 
 

@@ -58,6 +58,17 @@ def _text_of_line(line: str, path: Path, number: int) -> str:
     return text
 
 
+def checked_text(value: Any, where: str) -> str:
+    """A text field, whose bytes may be UTF-8; ValueError for anything else."""
+    try:
+        text = value.decode("utf-8") if isinstance(value, bytes) else value
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{where} is not UTF-8 text (byte {error.start})") from None
+    if not isinstance(text, str):
+        raise ValueError(f"{where} has no text under 'text', but {type(text).__name__}")
+    return text
+
+
 def _read_parquet(name: str, path: Path) -> Iterator[Document]:
     pyarrow = import_extra("pyarrow", str(path))
     parquet = import_extra("pyarrow.parquet", str(path))
@@ -70,7 +81,7 @@ def _read_parquet(name: str, path: Path) -> Iterator[Document]:
             for batch in file.iter_batches(batch_size=256, columns=["text"]):
                 for text in batch.column(0).to_pylist():
                     if text is not None:
-                        yield Document(f"{name}:{row}", str(text))
+                        yield Document(f"{name}:{row}", checked_text(text, f"{path}, row {row}"))
                     row += 1
     except (OSError, pyarrow.ArrowException) as error:
         raise ValueError(f"cannot read {path} as parquet: {one_line(error)}") from error

@@ -105,7 +105,7 @@ def recall_batch(
     slots = (length - queries) // 2
     keys = distinct(generator, batch_size, config.keys, pairs)
     positions = 2 * distinct(generator, batch_size, slots, pairs)
-    values = config.keys + torch.randint(config.values, (batch_size, pairs), generator=generator)
+    values = config.keys + integers(generator, config.values, batch_size, pairs)
     fillers = _FILLERS[filler](generator, batch_size, length, config)
 
     input_ids = config.keys + config.values + fillers
@@ -118,10 +118,15 @@ def recall_batch(
     return Batch(input_ids=input_ids, labels=labels)
 
 
+def integers(generator: torch.Generator, below: int, *shape: int) -> torch.Tensor:
+    """From 0 on, where the generator is, whatever PyTorch's default device."""
+    return torch.randint(below, shape, generator=generator, device=generator.device)
+
+
 def _diverse(
     generator: torch.Generator, batch_size: int, length: int, config: RecallConfig
 ) -> torch.Tensor:
-    return torch.randint(config.fillers, (batch_size, length), generator=generator)
+    return integers(generator, config.fillers, batch_size, length)
 
 
 def _repeated(
@@ -143,7 +148,8 @@ def seeded(*numbers: int) -> torch.Generator:
 
 def distinct(generator: torch.Generator, rows: int, choices: int, count: int) -> torch.Tensor:
     """`count` distinct numbers below `choices` in random order for each row: (rows, count)."""
-    return torch.rand(rows, choices, generator=generator).argsort(dim=1)[:, :count]
+    draws = torch.rand(rows, choices, generator=generator, device=generator.device)
+    return draws.argsort(dim=1)[:, :count]
 
 
 class RecallBatches:
@@ -182,7 +188,7 @@ class RecallBatches:
         generator = seeded(self._seed, step)
         pairs = stage.pairs[0]
         if len(stage.pairs) > 1:
-            pairs = stage.pairs[int(torch.randint(len(stage.pairs), (), generator=generator))]
+            pairs = stage.pairs[int(integers(generator, len(stage.pairs)))]
         filler = stage.filler[step % len(stage.filler)]
         batch = recall_batch(generator, self.batch_size, stage.length, pairs, self.config, filler)
         return batch.rows(first, count)

@@ -17,7 +17,14 @@ from typing import Any
 from meanbank.core.errors import one_line
 from meanbank.core.files import read_json, write_json
 from meanbank.data.cache import cache_root
-from meanbank.data.readers import READERS, Document, import_extra, read_bytes, read_text
+from meanbank.data.readers import (
+    READERS,
+    Document,
+    checked_text,
+    import_extra,
+    read_bytes,
+    read_text,
+)
 
 RECALL = "recall"
 SOURCE_CHOICES = ("stdlib", "files:GLOB", "hf:NAME[:SPLIT]", RECALL)
@@ -272,7 +279,8 @@ class HuggingFaceSource(Source):
                 ) from error
             self._check_columns(record)
             if record["text"]:
-                yield Document(f"{self.split}:{row}", record["text"])
+                place = f"the data set {self.name!r}, row {row},"
+                yield Document(f"{self.split}:{row}", checked_text(record["text"], place))
             row += 1
 
     def fingerprint(self) -> str:

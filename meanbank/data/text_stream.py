@@ -11,9 +11,9 @@ from meanbank.data.encoder import encode_texts
 from meanbank.data.tokenizer import end_of_text_id
 
 PIECE = 2**14  # bytes read at a time
-LONGEST_WORD = 2**22  # characters; a text is cut there even where no word ends
-# Up to the last end of a word. A byte-level BPE never joins a word with the space after it.
-_WORDS = re.compile(r".*\S(?=[ \t\r\n])", re.DOTALL)
+LONGEST_WORD = 2**22  # characters; a text is cut there even where there is no such space
+# Up to the last single space between visible characters, as `cut_text` cuts.
+_WORDS = re.compile(r".*\S(?= \S)", re.DOTALL)
 
 
 def check_texts(paths: Sequence[Path]) -> int:
@@ -32,8 +32,8 @@ def stream_tokens(paths: Sequence[Path], tokenizer: Tokenizer) -> Iterator[tuple
     """Yield (token ids, bytes that they stand for), piece by piece, file after file.
 
     Between two files stands the end-of-text token, as in training. The ids are those of the whole
-    text for a byte-level BPE that splits at white space. Raises ValueError for text that is not
-    UTF-8, and for several files where the tokenizer has no end-of-text token.
+    text for the usual byte-level tokenizers, as `cut_text` says. Raises ValueError for text that is
+    not UTF-8, and for several files where the tokenizer has no end-of-text token.
     """
     end = end_of_text_id(tokenizer) if len(paths) > 1 else None
     for number, path in enumerate(paths):

@@ -133,8 +133,8 @@ class Turns:
     def __init__(self, counts: Sequence[int], seed: int):
         self.counts = np.asarray(counts, dtype=np.int64)
         self._seed = seed
-        self._cycle = -1
-        self._sources = self._ranks = np.empty(0, dtype=np.int64)
+        none = np.empty(0, dtype=np.int64)
+        self._cycle = -1, none, none
 
     def __call__(self, windows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """For windows by their numbers: the source and the window's number in it, (n,) int64."""
@@ -142,20 +142,21 @@ class Turns:
         cycles, places = np.divmod(windows, self.counts.sum())
         for cycle in np.unique(cycles):
             here = cycles == cycle
-            self._turn_to(int(cycle))
-            sources[here] = self._sources[places[here]]
-            numbers[here] = cycle * self.counts[sources[here]] + self._ranks[places[here]]
+            turns, ranks = self._turns(int(cycle))
+            sources[here] = turns[places[here]]
+            numbers[here] = cycle * self.counts[sources[here]] + ranks[places[here]]
         return sources, numbers
 
-    def _turn_to(self, cycle: int) -> None:
-        if cycle == self._cycle:
-            return
-        each = np.arange(len(self.counts))
-        # a number that no source has: its draws are not those of a source's epochs
-        generator = np.random.default_rng((self._seed, cycle, len(self.counts)))
-        self._sources = generator.permutation(np.repeat(each, self.counts))
-        self._ranks = np.empty_like(self._sources)
-        for source in each:
-            here = self._sources == source
-            self._ranks[here] = np.arange(self.counts[source])
-        self._cycle = cycle
+    def _turns(self, cycle: int) -> tuple[np.ndarray, np.ndarray]:
+        """Of a cycle: the source of each turn, and which of that source's it is."""
+        cached, sources, ranks = self._cycle  # one value, as in `Windows._starts`
+        if cycle != cached:
+            each = np.arange(len(self.counts))
+            # a number that no source has: its draws are not those of a source's epochs
+            generator = np.random.default_rng((self._seed, cycle, len(self.counts)))
+            sources = generator.permutation(np.repeat(each, self.counts))
+            ranks = np.empty_like(sources)
+            for source in each:
+                ranks[sources == source] = np.arange(self.counts[source])
+            self._cycle = cycle, sources, ranks
+        return sources, ranks

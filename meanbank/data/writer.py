@@ -78,7 +78,7 @@ class PackedWriter:
     ):
         self._folder = folder
         self._dtype = np.dtype(np.uint16 if vocab_size <= 1 << 16 else np.uint32)
-        self._end = end_of_text_id
+        self._end, self._vocabulary = end_of_text_id, vocab_size
         self._shard_bytes = shard_tokens * self._dtype.itemsize
         folder.mkdir(exist_ok=True)
         if mark is None:
@@ -93,8 +93,11 @@ class PackedWriter:
             self._offsets.append(np.int64(0).tobytes())
 
     def append(self, token_ids: Sequence[int] | np.ndarray) -> None:
-        """Adds tokens to the current document."""
-        data = memoryview(np.ascontiguousarray(token_ids, dtype=self._dtype).tobytes())
+        """Adds tokens to the current document; ValueError for ids outside the vocabulary."""
+        ids = np.asarray(token_ids)
+        if len(ids) and not 0 <= ids.min() <= ids.max() < self._vocabulary:
+            raise ValueError(f"token ids must be from 0 to {self._vocabulary - 1}")
+        data = memoryview(np.ascontiguousarray(ids, dtype=self._dtype).tobytes())
         self.tokens += len(token_ids)
         while data:
             if not self._shards or self._shards[-1].size == self._shard_bytes:

@@ -118,6 +118,10 @@ class Evaluation(Tagged, kind="evaluation"):
         """What is measured in the subject's place: `samples` and all that follow are given that."""
         return subject
 
+    def inputs(self) -> dict[str, Any]:
+        """What it reads besides the subject, such as files, so that a change of it shows: JSON."""
+        return {}
+
     @abc.abstractmethod
     def samples(self, subject: Subject) -> Sequence[Sample]:
         """All samples, in order; ValueError where the task does not fit the subject."""

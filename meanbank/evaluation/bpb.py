@@ -12,6 +12,8 @@ from meanbank.evaluation.windows import Windows, summed
 class BitsPerByte(Windows, tag="bpb"):
     """Bits per byte of held-out text; targets that stand for no bytes (end of text) are left out.
 
+    The first token of a document counts, as for any model; training on text leaves it out, since
+    nothing in the past tells what comes, so many short documents cost a model of ours something.
     Settings as of `Windows`.
     """
 

@@ -102,5 +102,8 @@ class Changed(Evaluation, tag="changed"):
     def scores(self, results: dict[str, Any]) -> dict[str, float]:
         return self.named.scores(results)
 
+    def inputs(self) -> dict[str, Any]:
+        return self.named.inputs()
+
     def prompt_lengths(self, subject: Subject) -> tuple[int, ...]:
         return self.named.prompt_lengths(subject)

@@ -99,10 +99,11 @@ def _last_logits(
     model: PreTrainedModel, inputs: Sequence[tuple[int, ...]], width: int, kept: int
 ) -> Tensor:
     """Logits (B, kept, V) at the last `kept` of `width` positions."""
-    rows = [torch.tensor(tokens) for tokens in inputs]
+    rows = [torch.tensor(tokens, device="cpu") for tokens in inputs]
     padded = pad_sequence(rows, batch_first=True)
     ids = F.pad(padded, (0, width - padded.shape[1]))
-    mask = torch.arange(width) < torch.tensor([[len(row)] for row in rows])
+    lengths = torch.tensor([[len(row)] for row in rows], device="cpu")
+    mask = torch.arange(width, device="cpu") < lengths
     with batch_invariant():
         output = model(
             input_ids=ids.to(model.device),

@@ -1,5 +1,6 @@
 """Running an evaluation: batches, progress, and records that survive an interruption."""
 
+import contextlib
 import dataclasses
 import json
 import os
@@ -9,9 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from meanbank.core.config import to_plain
-from meanbank.core.files import as_read
+from meanbank.core.files import as_read, locked
 from meanbank.core.progress import progress
 from meanbank.evaluation.base import Evaluation, Record, Sample, Subject, prompt_hash
+from meanbank.model.fingerprint import tokenizer_fingerprint
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -34,15 +36,21 @@ def run_evaluation(
 ) -> Outcome:
     """Measure every sample and sum up.
 
-    log: a file of JSON lines, one a record, written as it goes. Records that an earlier, stopped
-    evaluation left there are used instead of measuring again, if it had the same settings and
-    `identity` (whatever tells the subject's weights and data).
+    log: a file of JSON lines, one a record, written as it goes. Records that an earlier evaluation
+    left there are used instead of measuring again, if it had the same settings, `inputs`, tokenizer
+    and `identity` (whatever tells the subject's weights and data); where times are measured, only
+    those of a stopped one. Raises ValueError where another process writes there.
     """
     subject.model.eval()
     subject = evaluation.prepared(subject)
     samples = all_samples(evaluation, subject)
-    kept = RecordLog(log, {"settings": to_plain(evaluation), "identity": identity})
+    of = {"settings": to_plain(evaluation), "inputs": evaluation.inputs(), "identity": identity}
+    if subject.tokenizer is not None:
+        of["tokenizer"] = tokenizer_fingerprint(subject.tokenizer)
+    kept = RecordLog(log, of)
     with kept:
+        if evaluation.alone and all(sample.id in kept.records for sample in samples):
+            kept.restart()
         waiting = [sample for sample in samples if sample.id not in kept.records]
         total = sum(sample.size for sample in samples)
         done = total - sum(sample.size for sample in waiting)
@@ -102,24 +110,34 @@ class RecordLog:
         self.header = as_read(header)
         self.records: dict[str, Record] = {}
         self._file: Any = None
+        self._held = contextlib.ExitStack()
 
     def __enter__(self) -> "RecordLog":
         if self.path is None:
             return self
+        try:
+            self._held.enter_context(locked(self.path, wait=False))
+        except BlockingIOError:
+            raise ValueError(f"another process is writing {self.path}; wait for it") from None
         whole = self._read()
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        self._file = self.path.open("r+b" if whole else "wb")
+        self._file = self._held.enter_context(self.path.open("r+b"))
         if whole:
             self._file.truncate(whole)  # what a killed process tore
             self._file.seek(0, os.SEEK_END)
         else:
-            self.records.clear()
-            self._write(self.header)
+            self.restart()
         return self
 
     def __exit__(self, *_) -> None:
+        self._held.close()
+
+    def restart(self) -> None:
+        """Forget all records."""
+        self.records.clear()
         if self._file is not None:
-            self._file.close()
+            self._file.seek(0)
+            self._file.truncate()
+            self._write(self.header)
 
     def add(self, sample_id: str, record: Record) -> None:
         """Keep a record, on disk too where there is a file."""

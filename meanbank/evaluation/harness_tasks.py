@@ -3,6 +3,7 @@
 import dataclasses
 import difflib
 import functools
+import hashlib
 import math
 import numbers
 from collections.abc import Iterator, Sequence
@@ -64,6 +65,14 @@ class Harness(Evaluation, tag="harness"):
             if set(self.tasks) <= set(local.all_tasks):
                 return local
         return TaskManager(include_path=self.include_path)
+
+    def inputs(self) -> dict[str, Any]:
+        files = [] if self.include_path is None else sorted(Path(self.include_path).rglob("*"))
+        digest = hashlib.sha256()
+        for file in files:
+            if file.is_file():
+                digest.update(f"{file.name} {file.stat().st_size}\n".encode() + file.read_bytes())
+        return {"lm_eval": version("lm_eval"), "tasks": digest.hexdigest() if files else None}
 
     def samples(self, subject: Subject) -> Sequence[Sample]:
         for name in self.tasks:
@@ -153,7 +162,8 @@ def wrapped_tokenizer(
         pieces = list(dict(zip(tokens, prefix, strict=True)).items())
         copy.post_processor = TemplateProcessing(single=[*tokens, "$A"], special_tokens=pieces)
         special["bos_token"] = tokens[-1]
-    return PreTrainedTokenizerFast(tokenizer_object=copy, **special)
+    as_text = copy.encode_special_tokens  # transformers sets it anew at every call
+    return PreTrainedTokenizerFast(tokenizer_object=copy, split_special_tokens=as_text, **special)
 
 
 def _rows(found: dict[str, Any]) -> Iterator[dict[str, Any]]:

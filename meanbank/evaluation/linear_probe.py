@@ -26,13 +26,13 @@ def explained(fitted: Tensor, judged: Tensor, inputs: range, target: int) -> Ten
     the end (-1 is the last). Returns (H,): 1 is perfect, 0 the mean of what is judged; below 0 is
     worse than that.
     """
-    chosen = torch.tensor([1 + channel for channel in inputs])
+    chosen = fitted.new_tensor([1 + channel for channel in inputs], dtype=torch.long)
     mean = fitted[:, 0] / fitted[:, :1, 0]
     covariance = fitted / fitted[:, :1, :1] - mean[:, :, None] * mean[:, None]
     own = covariance[:, chosen[:, None], chosen]
     ridge = RIDGE * own.diagonal(dim1=1, dim2=2).mean(1)
     ridge += ROUNDING * (mean[:, chosen] ** 2).mean(1) + torch.finfo(own.dtype).tiny
-    own = own + ridge[:, None, None] * torch.eye(len(chosen), dtype=own.dtype)
+    own = own + ridge[:, None, None] * torch.eye(len(chosen), dtype=own.dtype, device=own.device)
     weights = torch.linalg.solve(own, covariance[:, chosen, target])
     error = torch.zeros_like(mean)  # target - weights * inputs - constant, as a product with a row
     error[:, chosen], error[:, target] = -weights, 1.0

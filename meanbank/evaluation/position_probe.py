@@ -64,7 +64,7 @@ class PositionProbe(Sequences, tag="position-probe"):
         model: Any = subject.model
         memories = kvm_memories(model)
         layers = {sample.content: memories[sample.content] for sample in samples}
-        sums = {layer: [torch.zeros(()), torch.zeros(())] for layer in layers}
+        sums = {layer: [torch.zeros((), device="cpu") for _ in range(2)] for layer in layers}
         documents = []
         for at, number in enumerate(self.numbers(subject)):
             tokens = self.tokens(subject, number)
@@ -114,8 +114,10 @@ def position_moments(
     sums = {}
     for layer, blocks in keys.items():
         key = torch.cat(blocks, dim=1)  # of the first tokens, in order
-        position = torch.arange(key.shape[1], dtype=torch.float64) / (len(tokens) - 1)
-        order = torch.randperm(len(position), generator=torch.Generator().manual_seed(seed))
+        position = torch.arange(key.shape[1], dtype=torch.float64, device="cpu")
+        position /= len(tokens) - 1
+        generator = torch.Generator().manual_seed(seed)
+        order = torch.randperm(len(position), generator=generator, device="cpu")
         sums[layer] = moments(key, torch.stack([position, position[order]], dim=1))
     return sums
 

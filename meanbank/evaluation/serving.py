@@ -13,6 +13,7 @@ from transformers import Cache, PreTrainedModel
 from meanbank.core.config import check_least
 from meanbank.core.progress import Report, progress
 from meanbank.evaluation.base import Evaluation, Record, Sample, Subject, check_seed
+from meanbank.evaluation.losses import check_positions
 from meanbank.model import MeanbankCache
 
 PREFILL_CHUNK = 2048
@@ -25,7 +26,7 @@ class Serving(Evaluation, tag="serving"):
 
     contexts: random tokens that are read first, 2,048 at a time. tokens: decoded after them, one by
     one; memory updates are in their mean (let it be a multiple of the chunk), the median step has
-    none. 8 more steps go before.
+    none. 2,048 tokens and 8 more steps go before.
     """
 
     contexts: tuple[int, ...] = (8192,)
@@ -54,7 +55,9 @@ class Serving(Evaluation, tag="serving"):
         model: Any = subject.model
         steps = WARM_UP + self.tokens
         ids = random_tokens(model, context + steps, self.seed)
+        check_positions(model, context + steps)
         times = []
+        read(model, ids[:, : min(context, PREFILL_CHUNK)])
         with progress(self.title, context + steps) as report:
             cache, prefill = read(model, ids[:, :context], report)
             for index in range(context, context + steps):
@@ -99,14 +102,18 @@ def cost_at(model: PreTrainedModel, length: int) -> dict[str, Any]:
 def random_tokens(model: PreTrainedModel, count: int, seed: int) -> Tensor:
     """(1, count) on the model's device."""
     generator = torch.Generator().manual_seed(seed)
-    ids = torch.randint(model.config.vocab_size, (1, count), generator=generator)
+    ids = torch.randint(model.config.vocab_size, (1, count), generator=generator, device="cpu")
     return ids.to(model.device)
 
 
 def read(
     model: Any, ids: Tensor, report: Report = lambda amount, note="": None
 ) -> tuple[Any, float]:
-    """The cache after ids (1, T), read 2,048 at a time, and the seconds that took."""
+    """The cache after ids (1, T), read 2,048 at a time, and the seconds that took.
+
+    ValueError where they are more than the model has positions for.
+    """
+    check_positions(model, ids.shape[1])
     cache, began = None, time.perf_counter()
     for part in ids.split(PREFILL_CHUNK, dim=1):
         output = model(input_ids=part, cache=cache, use_cache=True, logits_to_keep=1)

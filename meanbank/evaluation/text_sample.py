@@ -15,6 +15,7 @@ from meanbank.evaluation.base import (
     prompt_hash,
 )
 from meanbank.evaluation.generation import SamplingSettings
+from meanbank.evaluation.losses import check_positions
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -53,6 +54,7 @@ class TextSample(Evaluation, tag="samples"):
 
     def _go_on(self, subject: Subject, prompt: str) -> Record:
         ids = torch.tensor([subject.encode(prompt)], device=subject.model.device)
+        check_positions(subject.model, ids.shape[1] + self.max_new_tokens)
         torch.manual_seed(self.seed)
         model: Any = subject.model
         written = model.generate(

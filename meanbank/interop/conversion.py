@@ -156,7 +156,14 @@ def read_safetensors(folder: Path) -> dict[str, Tensor]:
 
 
 def save_tensors(tensors: Mapping[str, Tensor], path: Path) -> None:
-    save_file({n: t.contiguous() for n, t in tensors.items()}, path, metadata={"format": "pt"})
+    """Each tensor by itself, also where some share memory, as tied weights of a pickle do."""
+    places: set[int] = set()
+    apart: dict[str, Tensor] = {}
+    for name, tensor in tensors.items():
+        place = tensor.untyped_storage().data_ptr()
+        apart[name] = tensor.clone() if place in places else tensor.contiguous()
+        places.add(place)
+    save_file(apart, path, metadata={"format": "pt"})
 
 
 def check_free(folder: Path) -> None:

@@ -54,7 +54,7 @@ def to_theirs(config: MeanbankConfig) -> dict[str, Any]:
     names = ("intermediate_size", "mlp_token_shift", "residual_scale", "head_dim")
     pairs = [(name, getattr(read_back, name), getattr(config, name)) for name in names]
     pairs += [
-        (f"layer {layer}: {part}", to_plain(getattr(theirs, part)), to_plain(getattr(ours, part)))
+        (f"layer {layer}: {part}", _meaning(getattr(theirs, part)), _meaning(getattr(ours, part)))
         for layer, (theirs, ours) in enumerate(zip(read_back.plans(), plans, strict=True))
         for part in ("memory", "values", "address")
     ]
@@ -65,6 +65,13 @@ def to_theirs(config: MeanbankConfig) -> dict[str, Any]:
                 f"{theirs}, not {ours}"
             )
     return fields
+
+
+def _meaning(part: Any) -> Any:
+    """A part of a plan without how it is computed."""
+    settings = to_plain(part)
+    settings.pop("backend", None)
+    return settings
 
 
 def _residual(plan: LayerPlan) -> str:

@@ -192,7 +192,7 @@ def convert(fields: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Convers
     def cut(name: str, tensor: Tensor) -> Tensor:
         indexed = name in ("model.embedding.weight", "lm_head.weight", "model.shared_table")
         padded = -(-ours.vocab_size // 64) * 64
-        if (indexed or name.endswith(".table")) and tensor.shape[0] == padded:
+        if (indexed or name.endswith(".table")) and tensor.shape[:1] == (padded,):
             return tensor[: ours.vocab_size]
         return tensor
 

@@ -16,6 +16,7 @@ from meanbank.core.files import write_json
 from meanbank.core.provenance import produced_by
 from meanbank.core.tensor_file import tensor_bytes
 from meanbank.data import Corpus, DataConfig, load_tokenizer, prepare_corpus
+from meanbank.data.encoder import plain
 from meanbank.data.tokenizer import HUB
 from meanbank.evaluation import Evaluation, Subject, run_evaluation
 from meanbank.evaluation.serving import cost_at
@@ -166,7 +167,7 @@ def _tokenizer(place: str, options: dict[str, Any]) -> Any:
     if (Path(place) / TOKENIZER).is_file():
         return load_tokenizer(place)
     try:
-        return AutoTokenizer.from_pretrained(place, **options).backend_tokenizer
+        return plain(AutoTokenizer.from_pretrained(place, **options).backend_tokenizer)
     except (OSError, ValueError, AttributeError, ImportError):
         return None
 

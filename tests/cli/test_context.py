@@ -5,6 +5,7 @@ import re
 
 import pytest
 import torch
+from tokenizers import Regex, Tokenizer, models, pre_tokenizers, trainers
 
 from meanbank import MeanbankCache
 from meanbank.data.text_stream import stream_tokens
@@ -88,6 +89,28 @@ def test_texts_are_cut_where_tokens_end(folder, book, monkeypatch):
     assert sum(size for _, size in pieces) == book.stat().st_size
     whole = tokenizer.encode(book.read_text(), add_special_tokens=False).ids
     assert [token for ids, _ in pieces for token in ids] == whole
+
+
+def test_cuts_suit_tokenizers_that_join_punctuation_with_the_line_end(tmp_path, monkeypatch):
+    pattern = r"[^\s\p{L}\p{N}]+[\r\n]*| ?\p{L}+|\s+(?!\S)|\s+|\p{N}"  # of Llama 3 and others
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Split(Regex(pattern), "isolated"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
+    )
+    code = "".join(f"  call one(x, {n} + 2);\n\n  }}\n" for n in range(200))
+    trainer = trainers.BpeTrainer(vocab_size=400, initial_alphabet=sorted(set(code)))  # pyright: ignore[reportCallIssue]
+    tokenizer.train_from_iterator([code], trainer)
+    path = tmp_path / "code.txt"
+    path.write_text(code)
+    whole = tokenizer.encode(code, add_special_tokens=False).ids
+    for piece in (7, 61, 500):
+        monkeypatch.setattr("meanbank.data.text_stream.PIECE", piece)
+        pieces = list(stream_tokens([path], tokenizer))
+        assert [token for ids, _ in pieces for token in ids] == whole
+        assert sum(size for _, size in pieces) == len(code)
 
 
 def test_a_run_is_a_model(config_file, folder, tmp_path, capsys):

@@ -1,5 +1,7 @@
 """Text batches: labels, coverage, resuming at any step."""
 
+import sys
+from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 
 import numpy as np
@@ -11,7 +13,7 @@ from hypothesis import strategies as st
 from meanbank.data.batches import IGNORED, Batch, TextBatches, document_ids
 from meanbank.data.packed import PackedTokens, ShardedTokens
 from meanbank.data.recall import RecallBatches, RecallConfig
-from meanbank.data.windows import left_out
+from meanbank.data.windows import Turns, left_out
 
 
 def stream(tokens: int) -> PackedTokens:
@@ -249,3 +251,18 @@ def test_rows_that_a_batch_does_not_have(rows: tuple[int, int]):
     ):
         with pytest.raises(ValueError, match="a batch of 8 rows has no"):
             batches.rows(0, *rows)
+
+
+def test_threads_share_the_turns_of_sources():
+    """Each asks for windows of other cycles at the same time."""
+    counts, windows = [7, 2, 1], [np.arange(start, start + 40) for start in range(0, 400, 10)]
+    wanted = [Turns(counts, seed=3)(each) for each in windows]
+    shared, before = Turns(counts, seed=3), sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        with ThreadPoolExecutor(4) as threads:
+            found = list(threads.map(shared, windows * 5))
+    finally:
+        sys.setswitchinterval(before)
+    for ours, theirs in zip(found, wanted * 5, strict=True):
+        assert all(map(np.array_equal, ours, theirs))

@@ -156,3 +156,12 @@ def test_a_writer_does_not_go_on_from_other_files(tmp_path: Path):
     file.write_bytes(b"\1\1" + file.read_bytes()[2:])
     with pytest.raises(ValueError, match="does not hold what was written to it"):
         PackedWriter(tmp_path, vocab_size=100, end_of_text_id=0, shard_tokens=3, mark=mark)
+
+
+@pytest.mark.parametrize("ids", [[1000], [-1], [70_000, 5]])
+def test_ids_outside_the_vocabulary_are_refused(ids: list[int], tmp_path: Path):
+    writer = PackedWriter(tmp_path, vocab_size=1000, end_of_text_id=0)
+    with pytest.raises(ValueError, match="from 0 to 999"):
+        writer.append(np.array(ids))
+    writer.append([999, 0])
+    writer.append([])

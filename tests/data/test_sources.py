@@ -284,3 +284,28 @@ def test_files_in_a_folder_whose_name_looks_like_a_pattern(tmp_path: Path):
     (tmp_path / "plain" / "texts" / "one.txt").write_text("one")
     plain = open_source(anchored_spec("files:texts/*.txt", tmp_path / "plain"))
     assert source.fingerprint() == plain.fingerprint()  # names begin below the pattern's folder
+
+
+TEXTS = {  # what a column may hold, and what becomes of it
+    "bytes": ([b"h\xc3\xa4llo\n", None], ["h\u00e4llo\n"]),
+    "other bytes": ([b"\xff"], "not UTF-8 text"),
+    "lists": ([["a", "b"]], "no text under 'text', but list"),
+    "numbers": ([1.5], "no text under 'text', but float"),
+}
+
+
+@pytest.mark.parametrize("kind", ["files", "hf"])
+@pytest.mark.parametrize("column", TEXTS)
+def test_columns_of_text_that_is_none(tmp_path: Path, kind: str, column: str):
+    rows, wanted = TEXTS[column]
+    if kind == "hf":
+        pytest.importorskip("datasets", reason="pip install 'meanbank[data]'")
+    (tmp_path / "set").mkdir()
+    write_rows(tmp_path / "set" / "train-0.parquet", text=rows)
+    place = f"files:{tmp_path}/set/*.parquet" if kind == "files" else f"hf:{tmp_path}/set"
+    if isinstance(wanted, list):
+        assert [document.text for document in open_source(place).documents()] == wanted
+        return
+    with pytest.raises(ValueError, match=wanted) as caught:
+        list(open_source(place).documents())
+    assert "\n" not in str(caught.value)

@@ -291,13 +291,18 @@ def test_folders_without_a_configuration_and_with_a_list(tmp_path):
     ("files", "task", "message"),
     [
         ({"a/pick.jsonl": CHOICES[:2]}, {}, r"pick.jsonl has 2 items; arc_easy needs one and 2"),
-        ({"a/pick.jsonl": [{"query": "x"}]}, {}, r"line 1: 'choices' must be a list of texts"),
+        ({"a/pick.jsonl": [{"query": "x"}]}, {}, r"line 1: 'choices' must be a list of two texts"),
         (
             {"a/pick.jsonl": [{**CHOICES[0], "gold": 3}]},
             {},
             r"line 1: 'gold' must be from 0 to 2, got 3",
         ),
         ({"a/pick.jsonl": ["x"]}, {}, r"line 1: expected an object"),
+        (
+            {"a/pick.jsonl": [{**CHOICES[0], "choices": ["one"], "gold": 0}]},
+            {},
+            r"line 1: 'choices' must be a list of two texts or more",
+        ),
         ({}, {}, r"holds no file of a CORE task, such as a/pick.jsonl"),
         ({}, {"dataset_uri": "../x.jsonl"}, r"'../x.jsonl' of arc_easy is not inside"),
         ({}, {"icl_task_type": "essay"}, r"core.yaml is not a list of CORE tasks: unknown type"),
@@ -319,6 +324,9 @@ def test_more_that_is_refused(folder):
     (folder / "eval_meta_data.csv").write_text("Eval Task,Random baseline\narc_easy,100\n")
     with pytest.raises(ValueError, match="the baseline of arc_easy must be from 0 to below 100"):
         read_tasks(folder, None)
+    (folder / "eval_meta_data.csv").write_text("Eval Task,Random baseline\n" + "x" * 2**18)
+    with pytest.raises(ValueError, match="needs the columns 'Eval Task'"):
+        read_tasks(folder, None)
     (folder / "eval_meta_data.csv").write_text("a,b\n1,2\n")
     with pytest.raises(ValueError, match="needs the columns 'Eval Task'"):
         read_tasks(folder, None)
@@ -335,3 +343,16 @@ def test_a_diverged_model_is_wrong(tmp_path):
     table = torch.full((4, 4), math.nan)
     subject = Subject(name="table", model=Table(table), tokenizer=words(*"uabc"))  # type: ignore
     assert run_evaluation(Core(folder=str(tmp_path)), subject).scores["core:arc_easy"] == 0
+
+
+def test_records_of_another_folder_are_not_used(folder, tokenizer, tmp_path):
+    of = Subject(name="a model", model=ours(), tokenizer=tokenizer)
+    log, evaluation = tmp_path / "log.jsonl", Core(folder=str(folder), tasks=("arc_easy",))
+    before = run_evaluation(evaluation, of, log)
+    path = folder / "a" / "pick.jsonl"
+    items = [json.loads(line) for line in path.read_text().splitlines()]
+    path.write_text("\n".join(json.dumps({**i, "query": i["query"] + " then"}) for i in items))
+    evaluation = Core(folder=str(folder), tasks=("arc_easy",))
+    after = run_evaluation(evaluation, of, log)
+    assert after.records != before.records
+    assert after.records == run_evaluation(evaluation, of).records

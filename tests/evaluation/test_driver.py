@@ -7,14 +7,16 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from tokenizers import Tokenizer, models
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from meanbank import MeanbankConfig, MeanbankForCausalLM
 from meanbank.core.config import build
+from meanbank.core.files import locked
 from meanbank.data import RecallConfig
 from meanbank.evaluation import Evaluation, Record, Sample, Subject, run_evaluation
 from meanbank.evaluation.base import mean_scores, prompt_hash
-from meanbank.evaluation.driver import batches
+from meanbank.evaluation.driver import batches, read_records
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -25,6 +27,9 @@ class Squares(Evaluation, tag="squares-for-tests"):
     @property
     def batch(self) -> int:
         return self.size
+
+    def inputs(self) -> dict[str, str]:
+        return dict(FILES)
 
     def samples(self, subject: Subject) -> list[Sample]:
         return [
@@ -48,13 +53,19 @@ class Squares(Evaluation, tag="squares-for-tests"):
         return {self.title: sum(results["squares"])}
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TimedSquares(Squares, tag="timed-squares-for-tests"):
+    alone = True
+
+
 STARTED: list[list[int]] = []
+FILES: dict[str, str] = {}
 FAILING = 0
 
 
 @pytest.fixture
 def subject():
-    STARTED.clear()
+    STARTED.clear(), FILES.clear()
     sizes = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1}
     config = LlamaConfig(vocab_size=10, num_attention_heads=1, **sizes)
     yield Subject(name="a model", model=LlamaForCausalLM(config).train())
@@ -95,7 +106,9 @@ def test_an_interrupted_evaluation_goes_on(failing, subject, tmp_path):
     assert len(STARTED) == count, "measured again"
 
 
-@pytest.mark.parametrize("changed", ["identity", "settings", "damage", "no id"])
+@pytest.mark.parametrize(
+    "changed", ["identity", "settings", "inputs", "tokenizer", "damage", "no id"]
+)
 def test_records_of_something_else_are_not_used(changed, subject, tmp_path):
     log = tmp_path / "records.jsonl"
     run_evaluation(Squares(), subject, log, "weights")
@@ -103,9 +116,36 @@ def test_records_of_something_else_are_not_used(changed, subject, tmp_path):
         log.write_bytes(b"\xff\x00" + log.read_bytes())
     if changed == "no id":
         log.write_bytes(log.read_bytes().replace(b'"id"', b'"name"'))
+    if changed == "inputs":
+        FILES["numbers.txt"] = "another digest"
+    if changed == "tokenizer":
+        subject = dataclasses.replace(subject, tokenizer=Tokenizer(models.BPE()))
     evaluation = Squares(count=6) if changed == "settings" else Squares()
     run_evaluation(evaluation, subject, log, "others" if changed == "identity" else "weights")
     assert len(STARTED) == 8
+
+
+def test_what_is_timed_is_measured_again(subject, tmp_path):
+    """Once it is whole; what a stopped one has measured stays."""
+    log = tmp_path / "records.jsonl"
+    globals()["FAILING"] = 3
+    with pytest.raises(KeyboardInterrupt):
+        run_evaluation(TimedSquares(), subject, log)
+    globals()["FAILING"] = 0
+    run_evaluation(TimedSquares(), subject, log)
+    assert len(STARTED) == 3 + 2
+    run_evaluation(TimedSquares(), subject, log)
+    assert len(STARTED) == 5 + 4
+    assert len(list(read_records(log))) == 7
+
+
+def test_two_processes_do_not_write_one_log(subject, tmp_path):
+    log = tmp_path / "records.jsonl"
+    with locked(log), pytest.raises(ValueError, match="another process is writing") as caught:
+        run_evaluation(Squares(), subject, log)
+    assert "\n" not in str(caught.value)
+    run_evaluation(Squares(), subject, log)
+    assert len(list(read_records(log))) == 7
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ import meanbank.evaluation
 from meanbank import MeanbankConfig, MeanbankForCausalLM
 from meanbank.cli.evaluate import evaluate
 from meanbank.core.config import build
-from meanbank.data import PackedTokens, RecallConfig
+from meanbank.data import PackedTokens, RecallConfig, train_tokenizer
 from meanbank.evaluation import (
     BigramBits,
     BitsPerByte,
@@ -24,9 +24,12 @@ from meanbank.evaluation import (
     Recall,
     Serving,
     Subject,
+    TextSample,
     run_evaluation,
 )
 from meanbank.evaluation.losses import token_losses
+from meanbank.evaluation.ruler.answers import greedy_answers
+from meanbank.evaluation.serving import cost_at
 from meanbank.evaluation.windows import window_starts
 
 
@@ -283,5 +286,31 @@ def test_more_tokens_than_a_model_has_positions_for_is_one_line():
     config = GPT2Config(vocab_size=20, n_positions=16, n_embd=8, n_layer=1, n_head=2)
     model = GPT2LMHeadModel(config).eval()
     assert token_losses(model, torch.randint(20, (2, 17))).shape == (2, 16)
-    with pytest.raises(ValueError, match="takes at most 16 tokens, and 17 were to be read"):
+    told = "takes at most 16 tokens, and 17 were to be read"
+    with pytest.raises(ValueError, match=told):
         token_losses(model, torch.randint(20, (2, 18)))
+    with pytest.raises(ValueError, match=told):
+        greedy_answers(model, [[1] * 9, [2] * 8], [8, 8])
+    with pytest.raises(ValueError, match=told):
+        cost_at(model, 17)
+    with pytest.raises(ValueError, match="at most 16 tokens, and 21 were"):
+        run_evaluation(Serving(contexts=(8,), tokens=5), subject(model))
+    text = subject(model, tokenizer=train_tokenizer(["a"], 257))
+    with pytest.raises(ValueError, match=told):
+        run_evaluation(TextSample(prompts=("a" * 9,), max_new_tokens=8), text)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("make", [make_model, hf_llama])
+def test_losses_are_those_of_the_logits(make, dtype):
+    model = make().to(dtype)
+    tokens = torch.randint(30, (3, 21))
+    logits = model(tokens[:, :-1]).logits.float()
+    wanted = torch.nn.functional.cross_entropy(logits.mT, tokens[:, 1:], reduction="none")
+    for chunk in (7, 20, 64):
+        found = token_losses(model, tokens, chunk=chunk)
+        assert found.dtype == torch.float32
+        tolerance = 1e-5 if dtype == torch.float32 else 0.1
+        torch.testing.assert_close(found, wanted.detach(), rtol=0, atol=tolerance)
+    after = token_losses(model, tokens[:, 3:], prefix=tokens[0, :3].tolist())
+    torch.testing.assert_close(after[0], wanted[0, 3:].detach(), rtol=0, atol=tolerance)

@@ -211,3 +211,12 @@ def test_lm_eval_is_asked_for_where_it_is_missing(monkeypatch, tokenizer):
     subject = Subject(name="llama", model=llama(), tokenizer=tokenizer)
     with pytest.raises(ValueError, match=r"pip install 'meanbank\[eval\]'"):
         run_evaluation(Harness(tasks=("toy",)), subject)
+
+
+def test_the_wrapped_tokenizer_reads_special_text_as_text():
+    tokenizer = train_tokenizer([WORDS], 320)
+    wrapped = wrapped_tokenizer(tokenizer)
+    text = f"a{END_OF_TEXT}b"
+    wanted = tokenizer.encode(text, add_special_tokens=False).ids
+    assert wrapped(text, add_special_tokens=False)["input_ids"] == wanted
+    assert wrapped.eos_token_id not in wanted

@@ -14,10 +14,12 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from meanbank import MeanbankConfig, MeanbankForCausalLM
 from meanbank.core.config import build, to_plain
+from meanbank.data import train_tokenizer
 from meanbank.evaluation import Ruler
 from meanbank.evaluation.base import Evaluation, Subject, prompt_hash
 from meanbank.evaluation.driver import run_evaluation
 from meanbank.evaluation.ruler import TASKS
+from meanbank.evaluation.ruler import evaluation as evaluation_module
 from meanbank.evaluation.ruler.haystack import built_in_text, open_haystack, plain_sentences
 from meanbank.evaluation.ruler.niah import DEPTHS, NIAH, NOISE
 from meanbank.evaluation.ruler.scoring import any_found, averages, by_depth, rows, share_found
@@ -45,6 +47,9 @@ class Answering:
 
     def eval(self):
         return self
+
+    def named_modules(self):
+        return []
 
     def generate(self, ids, attention_mask, max_new_tokens, **_):
         rows = []
@@ -234,6 +239,20 @@ def test_the_batch_changes_no_record(documents):
     assert alone.records == together.records
     assert len({record["tokens"] for record in alone.records}) > 2  # so some were padded
     assert len({record["output"] for record in alone.records}) > 1
+
+
+def test_an_answer_may_always_take_its_tokens(monkeypatch):
+    """However much the words take that it begins with: here each character is a token."""
+    asked = []
+
+    def answers(model, prompts, most):
+        asked.extend(most)
+        return [[] for _ in prompts]
+
+    monkeypatch.setattr(evaluation_module, "greedy_answers", answers)
+    of = Subject(name="bytes", model=Answering({}), tokenizer=train_tokenizer(["a"], 257))  # pyright: ignore[reportArgumentType]
+    run_evaluation(Ruler(tasks=("niah_multiquery",), lengths=(1200,), count=4), of)
+    assert asked == [128] * 4
 
 
 def test_any_causal_model_is_asked():

@@ -117,6 +117,12 @@ def test_round_trip(plan, dtype, tmp_path):
     assert configs[0] == configs[1]
 
 
+def test_how_it_is_computed_is_not_told(tmp_path):
+    make(tmp_path / "ours", [{"memory": {**KVM, "backend": "reference"}}], torch.float32)
+    export_kvm_paper(tmp_path / "ours", tmp_path / "theirs")
+    import_kvm_paper(tmp_path / "theirs", tmp_path / "again")
+
+
 def test_grouped_queries_and_head_sizes(tmp_path):
     sizes = {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8, "value_head_dim": 6}
     model = make(tmp_path / "ours", PLANS["kvm"], **sizes)

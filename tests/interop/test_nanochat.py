@@ -182,3 +182,20 @@ def test_other_model_types_are_refused(tmp_path):
     write(tmp_path / "theirs", SIZES, {}, model_type="gpt_attn_res")
     with pytest.raises(ValueError, match="gpt_attn_res"):
         import_nanochat(tmp_path / "theirs", tmp_path / "ours")
+
+
+def test_weights_that_share_memory_are_read(tmp_path):
+    tensors = their_tensors(SIZES)
+    tied = tensors["transformer.wte.weight"]
+    write(tmp_path / "theirs", SIZES, {**tensors, "lm_head.weight": tied})
+    import_nanochat(tmp_path / "theirs", tmp_path / "ours")
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "ours")
+    assert torch.equal(model.lm_head.weight, model.model.embedding.weight)
+
+
+def test_a_weight_that_is_a_number_does_not_fit(tmp_path):
+    tensors = {**their_tensors(SIZES), "transformer.wte.weight": torch.tensor(1.0)}
+    write(tmp_path / "theirs", SIZES, tensors)
+    with pytest.raises(ValueError, match="shape") as caught:
+        import_nanochat(tmp_path / "theirs", tmp_path / "ours")
+    assert "\n" not in str(caught.value)

@@ -154,8 +154,11 @@ class Core(Evaluation, tag="core"):
             "prompts": PROMPTS,
             "cut_items": sum(row["cut_items"] for row in rows),
             "most_tokens": most_tokens(subject.model),
-            "sha256": {name: task.sha256 for name, task in self.loaded.items()},
+            **self.inputs(),
         }
+
+    def inputs(self) -> dict[str, Any]:
+        return {"sha256": {name: task.sha256 for name, task in self.loaded.items()}}
 
     def _core(self, rows: Sequence[dict[str, Any]], rule: str, baselines: str) -> float:
         tasks = zip(rows, self.loaded.values(), strict=True)

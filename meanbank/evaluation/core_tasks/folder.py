@@ -225,7 +225,7 @@ def _given_baselines(folder: Path) -> dict[str, float]:
     rows = csv.DictReader(io.StringIO(path.read_text(encoding="utf-8")))
     try:
         found = {row["Eval Task"]: float(row["Random baseline"]) / 100 for row in rows}
-    except (KeyError, TypeError, ValueError):
+    except (KeyError, TypeError, ValueError, csv.Error):
         raise ValueError(
             f"{path} needs the columns 'Eval Task' and 'Random baseline', a number of percents"
         ) from None

@@ -34,8 +34,9 @@ class Kind(abc.ABC):
         if self.options is None:
             return
         options, gold = item.get(self.options), item.get("gold")
-        if not (isinstance(options, list) and options and all(isinstance(o, str) for o in options)):
-            raise ValueError(f"{self.options!r} must be a list of texts, got {options!r:.60}")
+        texts = isinstance(options, list) and all(isinstance(option, str) for option in options)
+        if not texts or len(options) < 2:
+            raise ValueError(f"{self.options!r} must be a list of two texts or more, got {options!r:.60}")
         if type(gold) is not int or not 0 <= gold < len(options):
             raise ValueError(f"'gold' must be from 0 to {len(options) - 1}, got {gold!r:.60}")
 

@@ -6,6 +6,7 @@ import torch
 from torch.nn.utils.rnn import pad_sequence
 from transformers import PreTrainedModel
 
+from meanbank.evaluation.losses import check_positions
 from meanbank.model import batch_invariant
 
 
@@ -20,7 +21,8 @@ def greedy_answers(
     """
     ends = end_ids(model)
     pad = ends[0] if ends else 0
-    rows = [torch.tensor(prompt) for prompt in prompts]
+    check_positions(model, max(map(len, prompts)) + max(most))
+    rows = [torch.tensor(prompt, device="cpu") for prompt in prompts]
     ids = pad_sequence(rows, batch_first=True, padding_value=pad, padding_side="left")
     mask = pad_sequence(list(map(torch.ones_like, rows)), batch_first=True, padding_side="left")
     with batch_invariant():

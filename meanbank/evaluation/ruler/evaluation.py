@@ -41,8 +41,8 @@ class Ruler(Evaluation, tag="ruler"):
     documents: for `qa_1` a file in SQuAD's form, for `qa_2` one in HotpotQA's; a folder or glob
     for both. depths: where needles stand in a text, in percent; RULER's 40 by default.
 
-    The output may take RULER's number of tokens, or what the prompt leaves of the length, which can
-    be a little less: as in lm_eval, the words that the answer begins with are not counted.
+    The output may take RULER's number of tokens. As in lm_eval, the words that the answer begins
+    with are not counted, so prompt and output together can be a little longer.
     Not as lm_eval: keys are never the same by chance; `fwe` leaves room for its output; a length
     too short for lm_eval's smallest haystack gets a smaller one; a text that is too short begins
     again; qa is scored by any of the answers, as in RULER.
@@ -106,11 +106,7 @@ class Ruler(Evaluation, tag="ruler"):
         prompts = [
             subject.encode(task.prompt(draft)) for task, draft in zip(tasks, drafts, strict=True)
         ]
-        most = [
-            min(task.output_tokens, recipe.length - len(prompt))
-            for task, recipe, prompt in zip(tasks, recipes, prompts, strict=True)
-        ]
-        answers = greedy_answers(subject.model, prompts, most)
+        answers = greedy_answers(subject.model, prompts, [task.output_tokens for task in tasks])
         records = []
         for task, recipe, draft, prompt, answer in zip(
             tasks, recipes, drafts, prompts, answers, strict=True
@@ -139,6 +135,11 @@ class Ruler(Evaluation, tag="ruler"):
             "depths": by_depth(records),
             "seed": self.seed,
             "bos_policy": subject.bos_policy,
+            **self.inputs(),
+        }
+
+    def inputs(self) -> dict[str, Any]:
+        return {
             "haystack": _origin(self._haystack) | {"sentences": self.sentences},
             "words": _origin(self._words),
             "documents": {name: _origin(library) for name, library in self._libraries.items()},
