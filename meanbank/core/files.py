@@ -120,6 +120,8 @@ def read_json(path: Path) -> Any:
 
 def read_object(path: Path) -> dict[str, Any]:
     """The JSON object of a file; ValueError, in one line, where there is none in it."""
+    if path.exists() and not path.is_file():
+        raise ValueError(f"{path} is not a file")
     value = read_json(path)
     if not isinstance(value, dict):
         raise ValueError(f"{path} holds no JSON object")

@@ -46,7 +46,7 @@ class PositionLoss(Evaluation, tag="position-loss"):
 
     def times(self, subject: Subject) -> int:
         """How many training lengths are read of each document."""
-        longest = int(max(subject.corpus.held_out.lengths))
+        longest = int(subject.corpus.held_out.lengths.max())
         fitting = (m for m in (8, 4, 2, 1) if m * self.base(subject) <= longest)
         return self.multiple or next(fitting, 1)
 
@@ -59,7 +59,7 @@ class PositionLoss(Evaluation, tag="position-loss"):
         if len(documents) == 0:
             raise ValueError(
                 f"no held-out document has {length} tokens ({self.times(subject)} x the training "
-                f"length), the longest has {int(max(held_out.lengths))}; use longer documents, or "
+                f"length), the longest has {held_out.lengths.max()}; use longer documents, or "
                 "set multiple to fewer"
             )
         return [Sample(id=str(d), content=int(d), size=length) for d in documents]

@@ -49,7 +49,7 @@ class Sequences(Evaluation):
         if not found:
             raise ValueError(
                 f"no held-out document has {length} tokens, the longest has "
-                f"{max(held_out.lengths)}; give a smaller sequence_length"
+                f"{held_out.lengths.max()}; give a smaller sequence_length"
             )
         return found
 

@@ -14,7 +14,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from meanbank.core.files import read_json
+from meanbank.core.files import read_object
 from meanbank.model import MeanbankConfig, MeanbankForCausalLM
 from meanbank.model.accounting import empty_model
 
@@ -106,16 +106,6 @@ def convert(
 def _squeezed(shape: torch.Size) -> torch.Size:
     """Without dimensions of one, which they put before vectors and numbers."""
     return torch.Size(size for size in shape if size != 1)
-
-
-def read_object(path: Path) -> dict[str, Any]:
-    """A JSON object from a file; ValueError when it is none."""
-    if path.exists() and not path.is_file():
-        raise ValueError(f"{path} is not a file")
-    value = read_json(path)
-    if not isinstance(value, dict):
-        raise ValueError(f"{path} must hold a JSON object")
-    return value
 
 
 def checked(name: str, value: Any, kind: type, least: float) -> Any:

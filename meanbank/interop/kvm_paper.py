@@ -13,13 +13,12 @@ import torch
 from torch import Tensor
 
 from meanbank.core.errors import one_line
-from meanbank.core.files import write_json
+from meanbank.core.files import read_object, write_json
 from meanbank.interop import conversion
 from meanbank.interop.conversion import (
     WEIGHTS,
     Conversion,
     check_free,
-    read_object,
     read_safetensors,
     save_tensors,
     write_folder,

@@ -13,8 +13,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from meanbank.core.files import read_object
 from meanbank.interop import conversion
-from meanbank.interop.conversion import Conversion, check_free, checked, read_object
+from meanbank.interop.conversion import Conversion, check_free, checked
 from meanbank.model import MeanbankConfig
 from meanbank.model.plan import layers_at
 

@@ -217,7 +217,7 @@ def fitting_tasks(subject: Subject) -> list[str]:
     if subject.open_corpus is None:
         raise ValueError(f"name what to evaluate {subject.name} by: --task, or texts with --data")
     lengths = subject.corpus.held_out.lengths
-    long = subject.training_length is not None and max(lengths) >= subject.training_length
+    long = subject.training_length is not None and lengths.max() >= subject.training_length
     return ["bpb", *(["position-loss"] if long else []), *ours]
 
 

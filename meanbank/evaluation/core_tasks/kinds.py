@@ -36,7 +36,9 @@ class Kind(abc.ABC):
         options, gold = item.get(self.options), item.get("gold")
         texts = isinstance(options, list) and all(isinstance(option, str) for option in options)
         if not texts or len(options) < 2:
-            raise ValueError(f"{self.options!r} must be a list of two texts or more, got {options!r:.60}")
+            raise ValueError(
+                f"{self.options!r} must be a list of two texts or more, got {options!r:.60}"
+            )
         if type(gold) is not int or not 0 <= gold < len(options):
             raise ValueError(f"'gold' must be from 0 to {len(options) - 1}, got {gold!r:.60}")
 
