@@ -50,6 +50,12 @@ class There(Tensor):
         return Emulation.current.run(func, args, kwargs or {})
 
 
+def _on_the_cpu(x: Any) -> Any:
+    if isinstance(x, There):
+        return x.numbers
+    return torch.device("cpu") if isinstance(x, torch.device) and is_there(x) else x
+
+
 class _Made(TorchFunctionMode):
     """What PyTorch does by ways that no dispatch sees."""
 
@@ -86,26 +92,23 @@ class Emulation(TorchDispatchMode):
         if func is aten.copy_.default:
             stays = isinstance(args[0], There)
         self.waits += bool(there) and (func in WAITS or not stays)
-        plain = [x.numbers if isinstance(x, There) else x for x in flat]
-        plain = [
-            torch.device("cpu") if isinstance(x, torch.device) and is_there(x) else x for x in plain
-        ]
-        found = func(*(moved := pytree.tree_unflatten(plain, spec))[0], **moved[1])
+        own_args, own_kwargs = pytree.tree_unflatten(list(map(_on_the_cpu, flat)), spec)
+        found = func(*own_args, **own_kwargs)
         if not stays:
             return found
         wrapped = pytree.tree_map_only(Tensor, There, found)
         return return_and_correct_aliasing(func, args, kwargs, wrapped) if there else wrapped
 
 
-class _Module(backend_registration._DummyBackendModule):
-    def get_amp_supported_dtype(self) -> list[torch.dtype]:
-        return [torch.bfloat16, torch.float16]
-
-
 @contextlib.contextmanager
 def emulated() -> Iterator[Emulation]:
     """Have `torch.device("emulated")`, and count what the host waits for."""
-    backend_registration._setup_privateuseone_for_python_backend(NAME, _Module())
+
+    class Module(backend_registration._DummyBackendModule):
+        def get_amp_supported_dtype(self) -> list[torch.dtype]:
+            return [torch.bfloat16, torch.float16]
+
+    backend_registration._setup_privateuseone_for_python_backend(NAME, Module())
     Emulation.current = Emulation()
     with _Made(), Emulation.current as emulation:
         yield emulation

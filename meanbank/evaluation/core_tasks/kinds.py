@@ -34,8 +34,8 @@ class Kind(abc.ABC):
         if self.options is None:
             return
         options, gold = item.get(self.options), item.get("gold")
-        texts = isinstance(options, list) and all(isinstance(option, str) for option in options)
-        if not texts or len(options) < 2:
+        listed = isinstance(options, list) and all(isinstance(option, str) for option in options)
+        if not (listed and options and len(options) > 1):
             raise ValueError(
                 f"{self.options!r} must be a list of two texts or more, got {options!r:.60}"
             )
