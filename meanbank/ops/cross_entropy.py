@@ -50,9 +50,8 @@ def linear_cross_entropy(
         if softcap is not None:
             logits = softcap * torch.tanh(logits.to(accumulator_dtype(logits.dtype)) / softcap)
         return cross_entropy(logits, targets)
-    if not torch.is_grad_enabled():  # a Function's inputs would seem to need gradients still
-        hidden, weight = hidden.detach(), weight.detach()
-    total, losses = _InPieces.apply(hidden, weight, targets, softcap)  # type: ignore[misc]
+    learns = torch.is_grad_enabled()  # within a Function its inputs seem to need gradients anyway
+    total, losses = _InPieces.apply(hidden, weight, targets, softcap, learns)  # type: ignore[misc]
     return total, losses
 
 
@@ -74,14 +73,19 @@ class _InPieces(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, hidden: Tensor, weight: Tensor, targets: Tensor, softcap: float | None
+        ctx: Any,
+        hidden: Tensor,
+        weight: Tensor,
+        targets: Tensor,
+        softcap: float | None,
+        learns: bool,
     ) -> tuple[Tensor, Tensor]:
         device, dtype = hidden.device, torch.promote_types(hidden.dtype, weight.dtype)
         autocast = device.type != "meta" and torch.is_autocast_enabled(device.type)
         if autocast and dtype != torch.float64:  # which autocast leaves alone
             dtype = torch.get_autocast_dtype(device.type)
         precise = accumulator_dtype(dtype)
-        for_hidden, for_weight = ctx.needs_input_grad[:2]
+        for_hidden, for_weight = (learns and needed for needed in ctx.needs_input_grad[:2])
         wanted = for_hidden or for_weight
         losses = hidden.new_empty(len(hidden), dtype=precise)
         hidden_gradient = torch.empty_like(hidden) if for_hidden else None
@@ -113,7 +117,7 @@ class _InPieces(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, slope: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
         gradients = (each if each is None else each * slope for each in ctx.saved_tensors)
-        return *gradients, None, None
+        return *gradients, None, None, None
 
 
 def _piece(
